@@ -1,0 +1,70 @@
+#include "base/json.h"
+
+#include <gtest/gtest.h>
+
+#include "base/utf8.h"
+
+namespace tessera::json {
+namespace {
+
+std::string round_trip(std::string_view text) {
+    Result<Value> value = parse(text);
+    return value.ok() ? dump(*value) : "error: " + value.status().message();
+}
+
+TEST(Json, KeepsOrderAndTheLastOfRepeatedKeys) {
+    EXPECT_EQ(round_trip(R"({"b":1,"a":2,"b":3})"), R"({"b":3,"a":2})");
+    std::string many = "{";
+    for (int i = 0; i < 40; ++i) {
+        many += "\"k" + std::to_string(i) + "\":" + std::to_string(i) + ",";
+    }
+    Result<Value> value = parse(many + "\"k3\":99}");
+    ASSERT_TRUE(value.ok());
+    EXPECT_EQ(value->members().size(), 40u);
+    EXPECT_EQ(value->members()[3].second.as_int64(), 99);
+}
+
+TEST(Json, NumbersStayExact) {
+    EXPECT_EQ(round_trip("123456789012345678901234567890"), "123456789012345678901234567890");
+    EXPECT_EQ(round_trip("18446744073709551615"), "18446744073709551615");
+    EXPECT_EQ(round_trip("-9223372036854775808"), "-9223372036854775808");
+    EXPECT_EQ(round_trip("-0"), "0");
+}
+
+TEST(Json, PythonFloats) {
+    const auto python = [](std::string_view text) { return dump_python(*parse(text)); };
+    EXPECT_EQ(python("1e5"), "100000.0");
+    EXPECT_EQ(python("1e16"), "1e+16");
+    EXPECT_EQ(python("0.00001"), "1e-05");
+    EXPECT_EQ(python("-0.0"), "-0.0");
+    EXPECT_EQ(python("1.5e300"), "1.5e+300");
+    EXPECT_EQ(python(R"({"a":[1,2.0],"b":{}})"), R"({"a": [1, 2.0], "b": {}})");
+}
+
+TEST(Json, RejectsWhatIsNotJson) {
+    for (const char* text : {"", "{", "[1,]", "NaN", "{\"a\":1}x", "\"\\ud800\"", "\"\xff\"", "01", "1e999", "nul"}) {
+        EXPECT_FALSE(parse(text).ok()) << text;
+    }
+    const std::string deep(65, '[');
+    Result<Value> value = parse(deep + std::string(65, ']'));
+    ASSERT_FALSE(value.ok());
+    EXPECT_NE(value.status().message().find("64"), std::string::npos);
+    EXPECT_TRUE(parse(std::string(64, '[') + std::string(64, ']')).ok());
+}
+
+TEST(Json, WritesStringsSafely) {
+    std::string out;
+    append_string(out, std::string_view("a\"\\\n\x01\xE2\x82\xAC\xff", 9));
+    EXPECT_EQ(out, "\"a\\\"\\\\\\n\\u0001\xE2\x82\xAC\xEF\xBF\xBD\"");
+}
+
+TEST(Utf8, OneReplacementForEachMaximalSubpart) {
+    EXPECT_EQ(utf8_replace_invalid("\xE2\x82"), kReplacementCharacter);
+    EXPECT_EQ(utf8_replace_invalid("\xF0\x80\x80"), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
+    EXPECT_EQ(utf8_incomplete_tail("ab\xE2\x82"), 2u);
+    EXPECT_EQ(utf8_incomplete_tail("ab\xE2\x82\xAC"), 0u);
+    EXPECT_EQ(utf8_incomplete_tail("\xF0\x9F\x98"), 3u);
+}
+
+}  // namespace
+}  // namespace tessera::json
