@@ -1,1 +1,51 @@
-int main(){return 0;}
+// tessera: one binary, a subcommand a file (subcommands.h).
+#include <cstdio>
+#include <string_view>
+
+#include "subcommands.h"
+
+namespace {
+
+struct Subcommand {
+    std::string_view name;
+    std::string_view summary;
+    int (*run)(int argc, char** argv);
+};
+
+// A line is added here when its file exists.
+constexpr Subcommand kSubcommands[] = {
+    {"", "", nullptr},
+};
+
+void print_help(std::FILE* out) {
+    std::fputs("usage: tessera COMMAND [ARGUMENTS]\n\nAn inference engine for Hy3-class models.\n\ncommands:\n", out);
+    for (const Subcommand& command : kSubcommands) {
+        std::fprintf(out, "  %-10.*s %.*s\n", static_cast<int>(command.name.size()), command.name.data(),
+                     static_cast<int>(command.summary.size()), command.summary.data());
+    }
+    std::fputs("\n`tessera COMMAND --help` explains a command, with examples.\n", out);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::string_view name = argc > 1 ? argv[1] : "";
+    if (name == "--help" || name == "-h" || name == "help") {
+        print_help(stdout);
+        return 0;
+    }
+    if (name == "--version") {
+        std::puts("tessera " TESSERA_VERSION);
+        return 0;
+    }
+    for (const Subcommand& command : kSubcommands) {
+        if (command.run != nullptr && command.name == name) {
+            return command.run(argc - 1, argv + 1);
+        }
+    }
+    if (argc > 1) {
+        std::fprintf(stderr, "tessera: unknown command '%s'\n\n", argv[1]);
+    }
+    print_help(stderr);
+    return 2;
+}
