@@ -8,7 +8,7 @@ namespace tessera {
 
 // Anonymous mappings are page-aligned and zero, and cost memory only where they are touched, so that a KV pool
 // of the configured size does not make a start slow.
-HostBuffer::HostBuffer(int64_t bytes) : bytes_(bytes) {
+HostBuffer::HostBuffer(int64_t bytes) {
     if (bytes <= 0) {
         return;
     }

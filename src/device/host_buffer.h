@@ -1,6 +1,7 @@
 // HostBuffer: owned, 64-byte-aligned host memory. The only owner of raw memory on the CPU side.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -13,7 +14,7 @@ class HostBuffer {
     explicit HostBuffer(int64_t bytes);
 
     std::byte* data() const { return data_.get(); }
-    int64_t bytes() const { return bytes_; }
+    int64_t bytes() const { return data_ ? data_.get_deleter().bytes : 0; }
     template <typename T>
     T* as() const {
         return reinterpret_cast<T*>(data_.get());
@@ -21,11 +22,10 @@ class HostBuffer {
 
   private:
     struct Release {
-        int64_t bytes = 0;
+        int64_t bytes;
         void operator()(std::byte* data) const;
     };
     std::unique_ptr<std::byte, Release> data_;
-    int64_t bytes_ = 0;
 };
 
 }  // namespace tessera

@@ -1,0 +1,48 @@
+// Scorer: teacher-forced passes over one sequence, without an engine: what `score` and `eval` need.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "device/host_buffer.h"
+#include "model/hy3_model.h"
+#include "types/token_event.h"
+
+namespace tessera {
+
+// Log-probabilities of a row of logits: log_softmax in float32 with a float64 sum.
+float log_sum_exp(std::span<const float> logits);
+// The `count` largest, most probable first, ties to the lowest id; values are log-probabilities.
+std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, int32_t count);
+TokenId argmax(std::span<const float> logits);  // ties to the lowest id
+
+class Scorer {
+  public:
+    // Logits of a position. `mtp` is empty unless asked for; mtp[v] is about the token two positions on.
+    using Visit = std::function<void(int32_t position, std::span<const float> logits, std::span<const float> mtp)>;
+
+    // Sequences of up to `tokens_max` tokens; the pool is allocated here. REQUIRES: the model's logit_rows_max is at
+    // least its tokens_max.
+    Scorer(Hy3Model& model, int32_t chunk_tokens, int32_t tokens_max);
+
+    // One prefill of `tokens` in chunks. `visit` sees the positions from `first_visited` on, in order. With mtp the MTP
+    // layer runs over every position t, fed with token t + 1; at the last one with the greedy token.
+    void run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit);
+
+  private:
+    struct Chunk {
+        int32_t begin = 0, end = 0;
+    };
+    void run_mtp(std::span<const TokenId> tokens, Chunk chunk, std::span<const int32_t> rows, int32_t sequence_length);
+
+    Hy3Model& model_;
+    const int32_t chunk_tokens_;
+    HostBuffer pool_;
+    std::vector<PageId> pages_;
+    HostBuffer logits_, mtp_logits_;  // [chunk, vocab]
+    HostBuffer hidden_;               // [chunk, hidden]
+};
+
+}  // namespace tessera
