@@ -17,11 +17,15 @@ target_include_directories(tessera_settings INTERFACE ${CMAKE_SOURCE_DIR}/src)
 # Contraction off: the order and rounding of every float operation is what the source says, so that the
 # reference, the AVX2 and the AVX-512 kernels can agree to the last bit.
 target_compile_options(tessera_settings INTERFACE
-  -Wall -Wextra -Wconversion -Wno-sign-conversion -Wshadow -Werror -ffp-contract=off
+  -Wall -Wextra -Wshadow -ffp-contract=off
+  $<$<CXX_COMPILER_ID:GNU>:-Wconversion;-Wno-sign-conversion;-Werror>
   $<$<CONFIG:Debug>:-D_GLIBCXX_ASSERTIONS>)
 target_compile_definitions(tessera_settings INTERFACE TESSERA_VERSION="${PROJECT_VERSION}")
 if(TESSERA_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_link_options(tessera_settings INTERFACE -fuse-ld=mold)
+endif()
+if(TESSERA_FUZZ)
+  target_compile_options(tessera_settings INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_settings INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer)
