@@ -13,7 +13,7 @@
 namespace tessera {
 
 struct EngineOptions {
-    std::string model;             // folder
+    std::string model;  // folder
     std::string device = "cpu";
     std::string kv_cache_dtype = "auto";  // auto (= float32 on the CPU), float32, bfloat16
     int32_t threads = 0;                  // 0 = the machine's
@@ -44,8 +44,5 @@ struct EngineBundle {
 };
 
 Result<EngineBundle> make_engine(const EngineOptions& options);
-
-// 0 = what the process may use, at most 64.
-int32_t resolve_threads(int32_t threads);
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <fmt/format.h>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -13,7 +14,6 @@
 #include "base/bounded_queue.h"
 #include "base/check.h"
 #include "engine/stage_histogram.h"
-#include <fmt/format.h>
 
 namespace tessera {
 namespace {
@@ -302,11 +302,17 @@ Status Engine::submit(Request request, EventSink sink) {
     return impl_->submit(std::move(request), std::move(sink));
 }
 
-RequestId Engine::new_request_id() { return impl_->next_id.fetch_add(1, std::memory_order_relaxed); }
+RequestId Engine::new_request_id() {
+    return impl_->next_id.fetch_add(1, std::memory_order_relaxed);
+}
 
-void Engine::cancel(RequestId id, FinishReason reason) { impl_->post(CancelCommand{id, reason}); }
+void Engine::cancel(RequestId id, FinishReason reason) {
+    impl_->post(CancelCommand{id, reason});
+}
 
-void Engine::finish(RequestId id, int32_t n_tokens) { impl_->post(FinishCommand{id, n_tokens}); }
+void Engine::finish(RequestId id, int32_t n_tokens) {
+    impl_->post(FinishCommand{id, n_tokens});
+}
 
 EngineStats Engine::stats() const {
     std::lock_guard lock(impl_->mutex);

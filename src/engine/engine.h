@@ -1,5 +1,5 @@
-// Engine: the asynchronous step loop. Owns the scheduler, the cache and the runner; everything it promises is in
-// docs/contracts/engine.md.
+// Engine: the asynchronous step loop. Owns the scheduler, the cache and the runner; everything it promises is
+// in docs/contracts/engine.md.
 #pragma once
 
 #include <atomic>
@@ -16,16 +16,16 @@
 
 namespace tessera {
 
-// Called on the engine's delivery thread, in order for one request; must not block and must not call back into the
-// engine other than by cancel() and finish().
+// Called on the engine's delivery thread, in order for one request; must not block and must not call back
+// into the engine other than by cancel() and finish().
 using EventSink = std::function<void(TokenEvent&&)>;
 
 struct EngineConfig {
     SchedulerConfig scheduler;
     int32_t num_pages = 0;
     bool prefix_caching = true;
-    // Admission: requests waiting (not yet given a slot), and their prompt tokens. Over either, submit() answers
-    // resource_exhausted. 0 tokens = no limit.
+    // Admission: requests waiting (not yet given a slot), and their prompt tokens. Over either, submit()
+    // answers resource_exhausted. 0 tokens = no limit.
     int32_t max_queued_requests = 4096;
     int64_t max_queued_tokens = 0;
 };
@@ -43,8 +43,8 @@ struct EngineStats {
     CacheStats cache;
     uint64_t steps = 0;
     int64_t last_step_tokens = 0;
-    // The loop's stages: plan (scheduler.next), launch, collect (waiting for the runner), commit, deliver; step = the
-    // runner's own time.
+    // The loop's stages: plan (scheduler.next), launch, collect (waiting for the runner), commit, deliver;
+    // step = the runner's own time.
     StageHistogram plan, launch, collect, commit, deliver, step;
 };
 
@@ -53,8 +53,9 @@ class Engine {
     Engine(EngineConfig config, std::unique_ptr<Runner> runner);
     ~Engine();  // abort_all() and join
 
-    // Thread-safe and immediate: invalid_argument when it can never fit, resource_exhausted over the queue limits,
-    // unavailable while draining. On success the sink will get exactly one event with a finish reason.
+    // Thread-safe and immediate: invalid_argument when it can never fit, resource_exhausted over the queue
+    // limits, unavailable while draining. On success the sink will get exactly one event with a finish
+    // reason.
     Status submit(Request request, EventSink sink);
     RequestId new_request_id();
     void cancel(RequestId id, FinishReason reason = FinishReason::kAbort);  // thread-safe

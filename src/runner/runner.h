@@ -1,5 +1,5 @@
-// Runner: executes step plans in order, asynchronously. The engine's only way to the model; the simulator puts a
-// fake one in its place.
+// Runner: executes step plans in order, asynchronously. The engine's only way to the model; the simulator
+// puts a fake one in its place.
 #pragma once
 
 #include "types/step_plan.h"

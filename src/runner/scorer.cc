@@ -53,7 +53,8 @@ Scorer::Scorer(Hy3Model& model, int32_t chunk_tokens, int32_t tokens_max)
 
 void Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit) {
     const auto length = static_cast<int32_t>(tokens.size());
-    check(length >= 1 && length < static_cast<int32_t>(pages_.size() * kPageTokens), "scorer: sequence too long");
+    check(length >= 1 && length < static_cast<int32_t>(pages_.size() * kPageTokens),
+          "scorer: sequence too long");
     const auto vocab = static_cast<size_t>(model_.config().vocab_size);
     std::vector<int32_t> rows;
     for (int32_t begin = 0; begin < length; begin += chunk_tokens_) {
@@ -66,10 +67,11 @@ void Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mt
             rows.push_back(end - 1 - begin);  // the greedy token after the last position feeds the MTP layer
         }
         const SequenceSpan sequence{.first = 0, .q_len = end - begin, .position = begin, .pages = pages_};
-        const ForwardBatch batch{.tokens = tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
-                                 .sequences = std::span(&sequence, 1),
-                                 .logit_rows = rows,
-                                 .pool = {pool_.data(), model_.page_format().page_bytes()}};
+        const ForwardBatch batch{
+            .tokens = tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+            .sequences = std::span(&sequence, 1),
+            .logit_rows = rows,
+            .pool = {pool_.data(), model_.page_format().page_bytes()}};
         model_.forward(batch, {.logits = logits_.as<float>(), .hidden = mtp ? hidden_.as<float>() : nullptr});
         if (mtp) {
             run_mtp(tokens, {begin, end}, rows, length);

@@ -21,21 +21,24 @@ TokenId argmax(std::span<const float> logits);  // ties to the lowest id
 class Scorer {
   public:
     // Logits of a position. `mtp` is empty unless asked for; mtp[v] is about the token two positions on.
-    using Visit = std::function<void(int32_t position, std::span<const float> logits, std::span<const float> mtp)>;
+    using Visit =
+        std::function<void(int32_t position, std::span<const float> logits, std::span<const float> mtp)>;
 
-    // Sequences of up to `tokens_max` tokens; the pool is allocated here. REQUIRES: the model's logit_rows_max is at
-    // least its tokens_max.
+    // Sequences of up to `tokens_max` tokens; the pool is allocated here. REQUIRES: the model's
+    // logit_rows_max is at least its tokens_max.
     Scorer(Hy3Model& model, int32_t chunk_tokens, int32_t tokens_max);
 
-    // One prefill of `tokens` in chunks. `visit` sees the positions from `first_visited` on, in order. With mtp the MTP
-    // layer runs over every position t, fed with token t + 1; at the last one with the greedy token.
+    // One prefill of `tokens` in chunks. `visit` sees the positions from `first_visited` on, in order. With
+    // mtp the MTP layer runs over every position t, fed with token t + 1; at the last one with the greedy
+    // token.
     void run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit);
 
   private:
     struct Chunk {
         int32_t begin = 0, end = 0;
     };
-    void run_mtp(std::span<const TokenId> tokens, Chunk chunk, std::span<const int32_t> rows, int32_t sequence_length);
+    void run_mtp(std::span<const TokenId> tokens, Chunk chunk, std::span<const int32_t> rows,
+                 int32_t sequence_length);
 
     Hy3Model& model_;
     const int32_t chunk_tokens_;

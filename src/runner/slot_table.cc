@@ -19,12 +19,8 @@ TokenId Slot::forced_token() const {
     return tokens[static_cast<size_t>(forced_next)];
 }
 
-TokenId Slot::replace_early_stop(TokenId sampled) const {
-    if (forced_next >= 0) {
-        return sampled;
-    }
-    const bool stops = std::find(stop_ids.begin(), stop_ids.end(), sampled) != stop_ids.end();
-    return stops ? sampling.forced.after : sampled;
+bool Slot::stops_early(TokenId sampled) const {
+    return forced_next < 0 && std::find(stop_ids.begin(), stop_ids.end(), sampled) != stop_ids.end();
 }
 
 void Slot::append_output(TokenId token) {
@@ -51,10 +47,11 @@ void SlotTable::init(const SlotInit& init) {
     slot.stop_ids = init.stop_ids;
     slot.forced_next = !init.sampling.forced.tokens.empty() && init.sampling.forced.after >= 0 ? -1 : 0;
     if (uses_penalties(init.sampling)) {
-        slot.in_prompt.assign(static_cast<size_t>(vocab_), 0);
+        slot.prompt_seen.assign(static_cast<size_t>((vocab_ + 63) / 64), 0);
         slot.output_counts.assign(static_cast<size_t>(vocab_), 0);
         for (const TokenId token : init.prompt) {
-            slot.in_prompt[static_cast<size_t>(token)] = 1;
+            slot.prompt_seen[static_cast<size_t>(token) / 64] |= uint64_t{1}
+                                                                 << (static_cast<size_t>(token) % 64);
         }
     }
     for (const TokenId token : init.output) {
@@ -75,6 +72,11 @@ Slot& SlotTable::enter(const StepRow& row) {
     check(row.position_lower <= slot.length && slot.length <= row.position_upper,
           "runner: the slot's length is outside the plan's bounds");
     return slot;
+}
+
+void SlotTable::retire(SlotId slot) {
+    check(slot >= 0 && static_cast<size_t>(slot) < slots_.size(), "runner: no such slot");
+    slots_[static_cast<size_t>(slot)] = Slot();
 }
 
 }  // namespace tessera

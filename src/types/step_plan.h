@@ -52,7 +52,7 @@ struct StepPlan {
     uint64_t step = 0;
     std::vector<SlotInit> inits;
     std::vector<StepRow> rows;
-    std::vector<SlotId> retired;  // slots that no later plan uses with their present generation
+    std::vector<SlotId> retired;  // slots whose tenancy is over, applied before `inits` (a slot may be in both)
     int32_t token_count = 0;      // sum of q_len_max
 };
 

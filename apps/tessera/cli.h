@@ -1,0 +1,18 @@
+// Command-line parsing shared by the subcommands: help on standard output, errors on standard error with
+// status 2.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "base/status.h"
+
+namespace tessera {
+
+// The exit status to end with (help was asked for, or the usage is wrong), or nothing: go on.
+std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv);
+// Prints the error and gives the exit status: 2 is for usage alone, so this is 1.
+int fail(const Status& status);
+
+}  // namespace tessera

@@ -1,0 +1,197 @@
+// tessera eval: exact answers on task sets, teacher-forced.
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "cli.h"
+#include "model_setup.h"
+#include "prompt_file.h"
+#include "runner/scorer.h"
+#include "subcommands.h"
+
+namespace tessera {
+namespace {
+
+struct Arguments {
+    ModelSetup setup;
+    std::vector<std::string> files;
+    int32_t limit = 0;
+    bool mtp = false;
+    bool json = false;
+};
+
+struct Case {
+    std::vector<TokenId> prompt, answer;
+};
+
+struct Tally {
+    int64_t cases = 0, exact = 0;
+    int64_t tokens = 0, tokens_right = 0;
+    int64_t drafts = 0, drafts_right = 0;
+};
+
+std::optional<int> parse(int argc, char** argv, Arguments& arguments) {
+    CLI::App app(
+        "Exact answers on task sets: every answer token must be the most probable one, teacher-forced.");
+    app.name("tessera eval");
+    app.add_option("MODEL", arguments.setup.folder, "model folder in Hugging Face layout")->required();
+    app.add_option("FILE", arguments.files,
+                   "task sets: .jsonl or .jsonl.gz of {\"prompt_ids\", \"answer_ids\"}")
+        ->required();
+    app.add_flag("--mtp", arguments.mtp,
+                 "also how often the MTP layer's first draft is the answer's next token");
+    app.add_option("--limit", arguments.limit, "only the first N cases of each file; 0 = all")
+        ->check(CLI::Range(0, 1 << 30));
+    app.add_flag("--json", arguments.json, "one JSON object a line on standard output (the only form)");
+    app.add_option("--kv-cache-dtype", arguments.setup.kv_cache_dtype, "auto, float32 or bfloat16")
+        ->capture_default_str();
+    app.add_option("--threads", arguments.setup.threads, "0 = all the cores that the process may use")
+        ->check(CLI::Range(0, 1024));
+    app.add_flag("--weight-only", arguments.setup.weight_only,
+                 "FP8 checkpoints: leave activations unquantised");
+    app.footer(
+        "examples:\n"
+        "  tessera eval models/demo tests/golden/data/eval_arith.jsonl --json\n"
+        "  tessera eval models/demo tests/golden/data/eval_*.jsonl --mtp --json");
+    return parse_arguments(app, argc, argv);
+}
+
+Result<std::vector<TokenId>> ids_member(const json::Value& object, std::string_view key, int64_t vocab_size) {
+    const json::Value* list = object.find(key);
+    if (list == nullptr || !list->is_array() || list->items().empty()) {
+        return invalid_argument(fmt::format("{} must be a list of at least one token id", key));
+    }
+    std::vector<TokenId> ids;
+    for (const json::Value& item : list->items()) {
+        const std::optional<int64_t> id = item.as_int64();
+        if (!id || *id < 0 || *id >= vocab_size) {
+            return invalid_argument(
+                fmt::format("{}[{}] must be an integer from 0 to {}", key, ids.size(), vocab_size - 1));
+        }
+        ids.push_back(static_cast<TokenId>(*id));
+    }
+    return ids;
+}
+
+Result<std::vector<Case>> read_cases(const std::string& path, const ModelConfig& config, int32_t limit) {
+    Result<std::vector<std::string>> lines = read_lines(path);
+    if (!lines.ok()) {
+        return lines.status();
+    }
+    std::vector<Case> cases;
+    for (const std::string& line : *lines) {
+        if (limit > 0 && static_cast<int32_t>(cases.size()) >= limit) {
+            break;
+        }
+        const auto at = [&](const Status& status) {
+            return invalid_argument(fmt::format("{}: line {}: {}", path, cases.size() + 1, status.message()));
+        };
+        Result<json::Value> object = json::parse(line);
+        if (!object.ok()) {
+            return at(object.status());
+        }
+        Result<std::vector<TokenId>> prompt = ids_member(*object, "prompt_ids", config.vocab_size);
+        if (!prompt.ok()) {
+            return at(prompt.status());
+        }
+        Result<std::vector<TokenId>> answer = ids_member(*object, "answer_ids", config.vocab_size);
+        if (!answer.ok()) {
+            return at(answer.status());
+        }
+        const auto length = static_cast<int64_t>(prompt->size() + answer->size());
+        if (length > config.max_position_embeddings) {
+            return at(invalid_argument(fmt::format("{} tokens are more than the model's context of {}",
+                                                   length, config.max_position_embeddings)));
+        }
+        cases.push_back({prompt.take(), answer.take()});
+    }
+    return cases;
+}
+
+// One prefill of prompt and answer; the distribution before each answer token is compared with it.
+void run_case(Scorer& scorer, const Case& one, bool mtp, Tally& tally) {
+    std::vector<TokenId> tokens = one.prompt;
+    tokens.insert(tokens.end(), one.answer.begin(), one.answer.end() - 1);
+    const auto first = static_cast<int32_t>(one.prompt.size()) - 1;
+    bool exact = true;
+    scorer.run(tokens, first, mtp,
+               [&](int32_t position, std::span<const float> logits, std::span<const float> draft) {
+                   const auto j = static_cast<size_t>(position - first);
+                   const bool right = argmax(logits) == one.answer[j];
+                   exact = exact && right;
+                   tally.tokens_right += right;
+                   // The MTP row at this position was fed with answer token j (the last one with the greedy
+                   // token) and is about answer token j + 1.
+                   if (mtp && j + 1 < one.answer.size()) {
+                       ++tally.drafts;
+                       tally.drafts_right += argmax(draft) == one.answer[j + 1];
+                   }
+               });
+    tally.tokens += static_cast<int64_t>(one.answer.size());
+    tally.exact += exact;
+    ++tally.cases;
+}
+
+double rate(int64_t part, int64_t whole) {
+    return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+void print(const std::string& path, const Tally& tally, bool mtp) {
+    json::Value line = json::Value::object();
+    line.set("file", std::filesystem::path(path).filename().string());
+    line.set("n", tally.cases);
+    line.set("exact", tally.exact);
+    line.set("token_rate", rate(tally.tokens_right, tally.tokens));
+    if (mtp) {
+        line.set("mtp_first_draft", rate(tally.drafts_right, tally.drafts));
+    }
+    std::puts(json::dump(line).c_str());
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int run_eval(int argc, char** argv) {
+    Arguments arguments;
+    if (const std::optional<int> status = parse(argc, argv, arguments)) {
+        return *status;
+    }
+    arguments.setup.logit_rows_max = arguments.setup.tokens_max;
+    Result<ModelBundle> bundle = make_model(arguments.setup);
+    if (!bundle.ok()) {
+        return fail(bundle.status());
+    }
+    if (arguments.mtp && bundle->config.num_mtp_layers == 0) {
+        return fail(invalid_argument("--mtp: this model has no MTP layer (num_nextn_predict_layers is 0)"));
+    }
+    const bool terminal = isatty(STDERR_FILENO) != 0;
+    for (const std::string& path : arguments.files) {
+        Result<std::vector<Case>> cases = read_cases(path, bundle->config, arguments.limit);
+        if (!cases.ok()) {
+            return fail(cases.status());
+        }
+        size_t longest = 1;
+        for (const Case& one : *cases) {
+            longest = std::max(longest, one.prompt.size() + one.answer.size());
+        }
+        Scorer scorer(*bundle->model, arguments.setup.tokens_max, static_cast<int32_t>(longest));
+        Tally tally;
+        for (const Case& one : *cases) {
+            run_case(scorer, one, arguments.mtp, tally);
+            if (terminal) {
+                std::fprintf(stderr, "\r%s: %lld of %zu", path.c_str(), static_cast<long long>(tally.cases),
+                             cases->size());
+            }
+        }
+        if (terminal) {
+            std::fputc('\n', stderr);
+        }
+        print(path, tally, arguments.mtp);
+    }
+    return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,88 @@
+#include "model_setup.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "weights/loader.h"
+
+namespace tessera {
+namespace {
+
+std::function<void(int64_t, int64_t)> progress_on_terminal(bool wanted) {
+    if (!wanted || isatty(STDERR_FILENO) == 0) {
+        return {};
+    }
+    return [](int64_t done, int64_t total) {
+        std::fprintf(stderr, "\rloading weights: %3d %% of %.1f MB",
+                     static_cast<int>(100 * done / std::max<int64_t>(total, 1)),
+                     static_cast<double>(total) * 1e-6);
+        if (done >= total) {
+            std::fputc('\n', stderr);
+        }
+    };
+}
+
+}  // namespace
+
+int32_t resolve_threads(int32_t threads) {
+    if (threads > 0) {
+        return threads;
+    }
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) {
+        return 1;
+    }
+    return std::clamp(CPU_COUNT(&allowed), 1, 64);
+}
+
+Result<DType> parse_kv_dtype(const std::string& name) {
+    if (name == "auto" || name == "float32") {
+        return DType::kFloat32;
+    }
+    if (name == "bfloat16") {
+        return DType::kBFloat16;
+    }
+    return invalid_argument(
+        fmt::format("--kv-cache-dtype {}: the CPU has auto (= float32), float32 and bfloat16", name));
+}
+
+Result<ModelBundle> make_model(const ModelSetup& setup) {
+    Result<DType> kv_dtype = parse_kv_dtype(setup.kv_cache_dtype);
+    if (!kv_dtype.ok()) {
+        return kv_dtype.status();
+    }
+    ModelBundle bundle;
+    const int32_t threads = resolve_threads(setup.threads);
+    Result<LoadedModel> loaded =
+        load_model(setup.folder, {.threads = threads, .progress = progress_on_terminal(setup.progress)});
+    if (!loaded.ok()) {
+        return loaded.status();
+    }
+    bundle.threads = std::make_unique<ThreadPool>(threads);
+    const ModelOptions options{.kv_dtype = *kv_dtype,
+                               .weight_only = setup.weight_only,
+                               .tokens_max = setup.tokens_max,
+                               .logit_rows_max = setup.logit_rows_max};
+    Result<std::unique_ptr<Hy3Model>> model =
+        Hy3Model::create(loaded->config, loaded->weights, options, *bundle.threads);
+    if (!model.ok()) {
+        return model.status();
+    }
+    loaded->drop_pages();
+    bundle.model = model.take();
+    bundle.config = loaded->config;
+    bundle.generation = loaded->generation;
+    bundle.fingerprint = loaded->fingerprint;
+    bundle.weight_bytes = loaded->weight_bytes;
+    for (const LayerWeights& layer : loaded->weights.layers) {
+        bundle.kv_scales.push_back(layer.attention.k_scale);
+        bundle.kv_scales.push_back(layer.attention.v_scale);
+    }
+    return bundle;
+}
+
+}  // namespace tessera

@@ -1,0 +1,18 @@
+// The id files of --ids and --prompt-ids: {"ids":[...]} or a JSON list of such objects.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "types/model_config.h"
+
+namespace tessera {
+
+Result<std::string> read_file(const std::string& path);  // "-" = standard input
+// Every id is checked against the vocabulary.
+Result<std::vector<std::vector<TokenId>>> read_id_file(const std::string& path, int64_t vocab_size);
+// Reads a task set line by line: .jsonl, or .jsonl.gz through zlib.
+Result<std::vector<std::string>> read_lines(const std::string& path);
+
+}  // namespace tessera
