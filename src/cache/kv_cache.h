@@ -1,8 +1,9 @@
-// KvCache: which page of the device pool holds what. Pure bookkeeping: it moves no bytes and knows no requests, only
-// token spans, page ids and keys. Single-threaded (the engine's loop).
+// KvCache: which page of the device pool holds what. Pure bookkeeping: it moves no bytes and knows no
+// requests, only token spans, page ids and keys. Single-threaded (the engine's loop).
 //
-// A page is free, referenced (count > 0), or cached (count 0 but its key is published; evictable, least recently used
-// first, the tail of a chain before its head). commit() publishes a complete page under its key.
+// A page is free, referenced (count > 0), or cached (count 0 but its key is published; evictable, least
+// recently used first, the tail of a chain before its head). commit() publishes a complete page under its
+// key.
 #pragma once
 
 #include <array>
@@ -38,9 +39,9 @@ PageKey root_key(const CacheIdentity& identity, std::string_view salt);
 PageKey next_key(const PageKey& previous, std::span<const TokenId> tokens);  // REQUIRES: 64 tokens
 
 struct CacheMatch {
-    std::vector<PageId> pages;   // referenced for the caller
-    std::vector<PageKey> keys;   // of those pages
-    int32_t tokens = 0;          // 64 * pages.size()
+    std::vector<PageId> pages;  // referenced for the caller
+    std::vector<PageKey> keys;  // of those pages
+    int32_t tokens = 0;         // 64 * pages.size()
 };
 
 struct CacheStats {
@@ -53,17 +54,21 @@ class KvCache {
     explicit KvCache(int32_t pages, bool prefix_caching = true);
     ~KvCache();
 
-    // The longest published prefix of `tokens` that leaves at least one token to compute; takes a reference on each
-    // page. Does not count in the statistics: count_lookup() does, once a request.
+    // The longest published prefix of `tokens` that leaves at least one token to compute; takes a reference
+    // on each page. Does not count in the statistics: count_lookup() does, once a request.
     CacheMatch match(const PageKey& root, std::span<const TokenId> tokens);
     void count_lookup(int64_t queried_tokens, int64_t hit_tokens);
     // n fresh pages with one reference each, evicting cached ones; all or nothing.
     std::optional<std::vector<PageId>> allocate(int32_t n);
     // Publishes a complete page. If the key is published already the other page stays the published one.
     void commit(PageId page, const PageKey& key);
-    void release(std::span<const PageId> pages);  // drops one reference of each, in chain order
-    int32_t available() const;                    // free + cached
-    void clear_cached();                          // forgets every cached page that is not referenced
+    // Unpublishes these keys where they are published (content not to be trusted, or not to be kept). Whoever
+    // holds the page keeps it; an unreferenced one becomes free.
+    void withdraw(std::span<const PageKey> keys);
+    // Drops one reference of each; `pages` in chain order, so that the tail is evicted before the head.
+    void release(std::span<const PageId> pages);
+    int32_t available() const;  // free + cached
+    void clear_cached();        // forgets every cached page that is not referenced
     CacheStats stats() const;
     // Aborts (check) when the bookkeeping contradicts itself. For tests and debug builds.
     void check_integrity() const;
