@@ -14,7 +14,9 @@ struct Subcommand {
 
 // A line is added here when its file exists.
 constexpr Subcommand kSubcommands[] = {
-    {"", "", nullptr},
+    {"generate", "complete prompts offline", tessera::run_generate},
+    {"score", "log-probabilities of given token ids", tessera::run_score},
+    {"eval", "exact answers on task sets", tessera::run_eval},
 };
 
 void print_help(std::FILE* out) {
@@ -39,7 +41,7 @@ int main(int argc, char** argv) {
         return 0;
     }
     for (const Subcommand& command : kSubcommands) {
-        if (command.run != nullptr && command.name == name) {
+        if (command.name == name) {
             return command.run(argc - 1, argv + 1);
         }
     }
