@@ -1,5 +1,5 @@
-// Runs a fuzzer's entry point on every file of the folders given: the seeds as a plain test, without libFuzzer.
-// Fails when there is no seed.
+// Runs a fuzzer's entry point on every file of the folders given: the seeds as a plain test, without
+// libFuzzer. Fails when there is no seed.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>

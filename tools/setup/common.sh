@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2154  # $root comes from the script that sources this
 # Shared by ./run, ./test, .ci/run and the Makefile (sourced, not run): timed phases and the packages they need.
 
 log_dir="$root/build/log"
