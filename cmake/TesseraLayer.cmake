@@ -17,7 +17,7 @@ target_include_directories(tessera_settings INTERFACE ${CMAKE_SOURCE_DIR}/src)
 # Contraction off: the order and rounding of every float operation is what the source says, so that the
 # reference, the AVX2 and the AVX-512 kernels can agree to the last bit.
 target_compile_options(tessera_settings INTERFACE
-  -Wall -Wextra -Wshadow -ffp-contract=off
+  -Wall -Wextra -Wshadow -Wno-missing-field-initializers -ffp-contract=off
   $<$<CXX_COMPILER_ID:GNU>:-Wconversion;-Wno-sign-conversion;-Werror>
   $<$<CONFIG:Debug>:-D_GLIBCXX_ASSERTIONS>)
 target_compile_definitions(tessera_settings INTERFACE TESSERA_VERSION="${PROJECT_VERSION}")
