@@ -1,10 +1,9 @@
 // tessera generate: completes prompts offline, all of them in one batch.
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <condition_variable>
 #include <cstdio>
+#include <fmt/format.h>
 #include <mutex>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "cli.h"
@@ -26,13 +25,16 @@ struct Arguments {
 };
 
 std::optional<int> parse(int argc, char** argv, Arguments& a) {
-    CLI::App app("Completes prompts (plain text or token ids, no chat format) and prints what the model adds.");
+    CLI::App app(
+        "Completes prompts (plain text or token ids, no chat format) and prints what the model adds.");
     app.name("tessera generate");
     app.add_option("MODEL", a.engine.model, "model folder in Hugging Face layout")->required();
     auto* prompt = app.add_option("--prompt", a.prompt, "the text to complete");
-    app.add_option("--prompt-ids", a.ids_file, "JSON file: {\"ids\": [...]} or a list of such objects; - = stdin")
+    app.add_option("--prompt-ids", a.ids_file,
+                   "JSON file: {\"ids\": [...]} or a list of such objects; - = stdin")
         ->excludes(prompt);
-    app.add_option("--max-tokens", a.max_tokens, "0 = up to the end of the context")->check(CLI::Range(0, 1 << 30));
+    app.add_option("--max-tokens", a.max_tokens, "0 = up to the end of the context")
+        ->check(CLI::Range(0, 1 << 30));
     app.add_option("--temperature", a.sampling.temperature, "0 = the most probable token each time")
         ->check(CLI::Range(0.0, 2.0))
         ->capture_default_str();
@@ -44,7 +46,8 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_flag("--keep-special-tokens", a.keep_special, "show special tokens in the text");
     app.add_flag("--json", a.json, "one JSON object a line, in input order");
     app.add_option("--device", a.engine.device, "cpu")->capture_default_str();
-    app.add_option("--kv-cache-dtype", a.engine.kv_cache_dtype, "auto, float32 or bfloat16")->capture_default_str();
+    app.add_option("--kv-cache-dtype", a.engine.kv_cache_dtype, "auto, float32 or bfloat16")
+        ->capture_default_str();
     app.add_option("--threads", a.engine.threads, "0 = all the cores that the process may use")
         ->check(CLI::Range(0, 1024));
     app.add_flag("--weight-only", a.engine.weight_only, "FP8 checkpoints: leave activations unquantised");
@@ -71,7 +74,9 @@ class Outputs {
     };
 
     Outputs(size_t count, const Tokenizer& tokenizer, const Arguments& arguments)
-        : outputs_(count), live_(tokenizer, !arguments.keep_special), show_live_(!arguments.json && count == 1) {}
+        : outputs_(count),
+          live_(tokenizer, !arguments.keep_special),
+          show_live_(!arguments.json && count == 1) {}
 
     void take(size_t index, TokenEvent&& event) {
         std::lock_guard lock(mutex_);
@@ -134,7 +139,8 @@ void print_json(size_t index, const Outputs::Output& output, const std::string& 
     std::fflush(stdout);
 }
 
-Result<std::vector<std::vector<TokenId>>> read_prompts(const Arguments& arguments, const EngineBundle& bundle) {
+Result<std::vector<std::vector<TokenId>>> read_prompts(const Arguments& arguments,
+                                                       const EngineBundle& bundle) {
     if (!arguments.ids_file.empty()) {
         return read_id_file(arguments.ids_file, bundle.config.vocab_size);
     }
@@ -198,8 +204,8 @@ int run_generate(int argc, char** argv) {
                                                            request.prompt.size(), bundle->max_model_len)));
             continue;
         }
-        const Status status =
-            engine.submit(std::move(request), [&outputs, i](TokenEvent&& event) { outputs.take(i, std::move(event)); });
+        const Status status = engine.submit(
+            std::move(request), [&outputs, i](TokenEvent&& event) { outputs.take(i, std::move(event)); });
         if (!status.ok()) {
             outputs.refuse(i, status);
         }
