@@ -1,0 +1,30 @@
+// The one matrix kernel of the CPU backend: rows of activations times one block (up to 64 outputs) of a packed
+// weight. Every output is a single chain of fused multiply-adds over k = 0 .. inputs - 1, whatever the number of
+// rows and the vector width: so a row's result is the same bits in any batch, chunking, thread count or machine.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/common/packed_matrix.h"
+
+namespace tessera {
+
+inline constexpr int64_t kGemmRowsMax = 96;
+
+struct GemmBlockArgs {
+    const float* const* rows = nullptr;  // [row_count] pointers to rows of weight->inputs floats
+    int64_t row_count = 0;               // 1 .. kGemmRowsMax
+    const PackedMatrix* weight = nullptr;
+    int64_t block = 0;
+    float* out = nullptr;  // [row_count][kBlockOutputs], 64-byte aligned; columns past the block's are left alone
+};
+
+// Rounds the rows to e4m3 where weight->input_scale asks for it, and applies column_scale * input_scale at the end.
+// Uses some 180 KiB of stack.
+void gemm_block(const GemmBlockArgs& args);
+void gemm_block_ref(const GemmBlockArgs& args);
+
+// out[i] = silu(gate[i]) * up[i]
+void silu_multiply(const float* gate, const float* up, float* out, int64_t n);
+
+}  // namespace tessera

@@ -1,0 +1,192 @@
+// Register tiles of the matrix kernel, compiled once per Highway target (see gemm.h for the order of the sums).
+//
+// A tile is up to 6 rows by kVectors vectors of outputs, held in registers over all k's. AVX-512: 6 x 4 vectors =
+// 24 accumulators, 4 weights, 1 broadcast of 32 registers; per k 24 multiply-adds (12 cycles on two ports) against
+// 10 loads (5 cycles). AVX2: 6 x 2 vectors = 12 + 2 + 1 of 16 registers, 12 multiply-adds against 8 loads.
+#if defined(TESSERA_OPS_COMMON_GEMM_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
+#undef TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
+#else
+#define TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "ops/common/half.h"
+#include "ops/common/packed_matrix.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera {
+namespace HWY_NAMESPACE {
+#if HWY_TARGET != HWY_SCALAR
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Tag = hn::CappedTag<float, 16>;
+using TagU = hn::RebindToUnsigned<Tag>;
+using Vector = hn::Vec<Tag>;
+constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(Tag()));
+constexpr int kTileRows = 6;
+
+// Some k's of a block of `columns` outputs: words as packed_matrix.h says.
+struct BlockSlice {
+    const uint32_t* words = nullptr;
+    int64_t columns = 0;
+    int64_t count = 0;  // k's
+};
+
+struct BFloat16Weight {
+    static constexpr int kPerWord = 2;
+    template <int kHalf>
+    static HWY_INLINE Vector widen(const uint32_t* words) {
+        const TagU du;
+        const auto pair = hn::LoadU(du, words);
+        if constexpr (kHalf == 0) {
+            return hn::BitCast(Tag(), hn::ShiftLeft<16>(pair));
+        } else {
+            return hn::BitCast(Tag(), hn::And(pair, hn::Set(du, 0xFFFF0000u)));
+        }
+    }
+};
+
+struct Float32Weight {
+    static constexpr int kPerWord = 1;
+    template <int kHalf>
+    static HWY_INLINE Vector widen(const uint32_t* words) {
+        return hn::BitCast(Tag(), hn::LoadU(TagU(), words));
+    }
+};
+
+template <int kRows, int kVectors, class Weight, int kHalf>
+HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const uint32_t* words,
+                     Vector (&sums)[kRows][kVectors]) {
+    Vector w[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        w[v] = Weight::template widen<kHalf>(words + v * kLanes);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+        const Vector broadcast = hn::Set(Tag(), x[r][k]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            sums[r][v] = hn::MulAdd(broadcast, w[v], sums[r][v]);
+        }
+    }
+}
+
+// out [kRows][kBlockOutputs] += rows * slice, on kVectors vectors of columns from `column` on.
+template <int kRows, int kVectors, class Weight>
+HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t column, float* out) {
+    const Tag d;
+    const float* x[kRows];
+    Vector sums[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+        x[r] = rows[r];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            sums[r][v] = hn::LoadU(d, out + r * kBlockOutputs + column + v * kLanes);
+        }
+    }
+    const uint32_t* words = slice.words + column;
+    int64_t k = 0;
+    for (; k + Weight::kPerWord <= slice.count; k += Weight::kPerWord) {
+        step<kRows, kVectors, Weight, 0>(x, k, words, sums);
+        if constexpr (Weight::kPerWord == 2) {
+            step<kRows, kVectors, Weight, 1>(x, k + 1, words, sums);
+        }
+        words += slice.columns;
+    }
+    if (k < slice.count) {
+        step<kRows, kVectors, Weight, 0>(x, k, words, sums);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            hn::StoreU(sums[r][v], d, out + r * kBlockOutputs + column + v * kLanes);
+        }
+    }
+}
+
+// All columns of the slice, as many vectors at a time as registers allow.
+template <int kRows, class Weight>
+HWY_NOINLINE void tile_columns(const float* const* rows, const BlockSlice& slice, float* out) {
+    constexpr int kVectorsMax = kLanes == 16 || kRows <= 2 ? 4 : 2;
+    int64_t column = 0;
+    for (; column + kVectorsMax * kLanes <= slice.columns; column += kVectorsMax * kLanes) {
+        tile<kRows, kVectorsMax, Weight>(rows, slice, column, out);
+    }
+    for (; column + 2 * kLanes <= slice.columns; column += 2 * kLanes) {
+        tile<kRows, 2, Weight>(rows, slice, column, out);
+    }
+    for (; column < slice.columns; column += kLanes) {
+        tile<kRows, 1, Weight>(rows, slice, column, out);
+    }
+}
+
+template <class Weight>
+HWY_INLINE void tile_rows(const float* const* rows, int row_count, const BlockSlice& slice, float* out) {
+    switch (row_count) {
+        case 1:
+            return tile_columns<1, Weight>(rows, slice, out);
+        case 2:
+            return tile_columns<2, Weight>(rows, slice, out);
+        case 3:
+            return tile_columns<3, Weight>(rows, slice, out);
+        case 4:
+            return tile_columns<4, Weight>(rows, slice, out);
+        case 5:
+            return tile_columns<5, Weight>(rows, slice, out);
+        default:
+            return tile_columns<kTileRows, Weight>(rows, slice, out);
+    }
+}
+
+// A bfloat16 slice as float32 [count][columns].
+HWY_INLINE void widen_slice(const BlockSlice& slice, float* out) {
+    const Tag d;
+    const uint32_t* words = slice.words;
+    for (int64_t k = 0; k < slice.count; k += 2) {
+        for (int64_t c = 0; c < slice.columns; c += kLanes) {
+            hn::Store(BFloat16Weight::widen<0>(words + c), d, out + k * slice.columns + c);
+            if (k + 1 < slice.count) {
+                hn::Store(BFloat16Weight::widen<1>(words + c), d, out + (k + 1) * slice.columns + c);
+            }
+        }
+        words += slice.columns;
+    }
+}
+
+// The vector twin of round_to_e4m3 (half.h): out[i] = e4m3(x[i] / scale).
+HWY_INLINE void round_row_to_e4m3(const float* x, int64_t n, float scale, float* out) {
+    const Tag d;
+    const TagU du;
+    const Vector divisor = hn::Set(d, scale);
+    const Vector magic = hn::Set(d, 0x1.8p14f);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        const Vector q = hn::Div(hn::LoadU(d, x + i), divisor);
+        const Vector magnitude = hn::Min(hn::Set(d, kE4m3Max), hn::Abs(q));  // lets a NaN through
+        const auto bits = hn::BitCast(du, magnitude);
+        const auto odd = hn::And(hn::ShiftRight<20>(bits), hn::Set(du, 1u));
+        const auto rounded =
+            hn::And(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFFu)), odd), hn::Set(du, 0xFFF00000u));
+        const Vector small = hn::Sub(hn::Add(magnitude, magic), magic);
+        const Vector value =
+            hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0x1p-6f)), small, hn::BitCast(d, rounded));
+        const Vector with_nan = hn::IfThenElse(hn::IsNaN(q), q, value);
+        hn::StoreU(hn::CopySign(with_nan, q), d, out + i);
+    }
+    for (; i < n; ++i) {
+        out[i] = round_to_e4m3(x[i] / scale);
+    }
+}
+
+#endif  // HWY_TARGET != HWY_SCALAR
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
