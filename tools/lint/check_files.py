@@ -13,7 +13,11 @@ CHECKED = (*CPP, ".py", ".md", ".js", ".css", ".html", ".sh", ".cmake")
 
 def check_dead(tree, config):
     problems = []
-    written = {path: file.text for path, file in tree.files.items() if not file.is_data and "\0" not in file.text[:1000]}
+    written = {
+        path: file.text
+        for path, file in tree.files.items()
+        if not file.is_data and "\0" not in file.text[:1000]
+    }
     included = {}
     for file in tree.cpp():
         for _, header, _ in file.includes:
@@ -24,30 +28,59 @@ def check_dead(tree, config):
         if file.name in ("README.md", "conftest.py") or (path == "AGENTS.md"):
             continue
         if path.endswith((".h", ".cuh")):
-            users = [user for header, user in included.get(file.name, ()) if ("/" + path).endswith("/" + header) and user != path]
+            users = [
+                user
+                for header, user in included.get(file.name, ())
+                if ("/" + path).endswith("/" + header) and user != path
+            ]
         else:
             stem = re.sub(r"\.(py|cmake)$", "", file.name)  # imported, or include()d, without it
             name = re.compile(r"(?<![\w-])" + re.escape(stem) + r"(?![\w-])")
-            users = [other for other, text in written.items() if other != path and stem in text and name.search(text)]
+            users = [
+                other
+                for other, text in written.items()
+                if other != path and stem in text and name.search(text)
+            ]
         if not users:
-            problems.append(Problem(path, 1, "dead", "nothing builds, includes, imports or names this file: remove it"))
+            problems.append(
+                Problem(path, 1, "dead", "nothing builds, includes, imports or names this file: remove it")
+            )
     return problems
 
 
-ASSERTION = re.compile(r"\b(EXPECT_\w+|ASSERT_\w+|RC_ASSERT\w*|RC_FAIL|ADD_FAILURE\w*|FAIL|check_integrity)\b|\brc::check\b")
+ASSERTION = re.compile(
+    r"\b(EXPECT_\w+|ASSERT_\w+|RC_ASSERT\w*|RC_FAIL|ADD_FAILURE\w*|FAIL|check_integrity)\b|\brc::check\b"
+)
 TEST = re.compile(r"^\s*(?:TEST|TEST_F|TEST_P|TYPED_TEST|RC_GTEST_PROP|RC_GTEST_FIXTURE_PROP)\s*\(")
 
 
 def check_assertions(tree, config):
     problems = []
-    helpers = [file for file in tree.cpp() if file.is_test or "test" in file.name or "/tests/" in "/" + file.path]
-    asserting = {function.name.split("::")[-1] for file in helpers for function in file.functions
-                 if ASSERTION.search(function.body) and not TEST.match(function.body)}
+    helpers = [
+        file for file in tree.cpp() if file.is_test or "test" in file.name or "/tests/" in "/" + file.path
+    ]
+    asserting = {
+        function.name.split("::")[-1]
+        for file in helpers
+        for function in file.functions
+        if ASSERTION.search(function.body) and not TEST.match(function.body)
+    }
     asserting = set(filter(re.compile(r"^\w+$").match, asserting))
     while True:  # a helper that calls an asserting helper asserts
-        known = re.compile(r"\b(" + "|".join(map(re.escape, sorted(asserting))) + r")\s*[(<]") if asserting else None
-        more = {f.name for file in helpers for f in file.functions
-                if known and not TEST.match(f.body) and known.search(f.body[f.body.find("{"):]) and re.match(r"^\w+$", f.name)}
+        known = (
+            re.compile(r"\b(" + "|".join(map(re.escape, sorted(asserting))) + r")\s*[(<]")
+            if asserting
+            else None
+        )
+        more = {
+            f.name
+            for file in helpers
+            for f in file.functions
+            if known
+            and not TEST.match(f.body)
+            and known.search(f.body[f.body.find("{") :])
+            and re.match(r"^\w+$", f.name)
+        }
         if more <= asserting:
             break
         asserting |= more
@@ -56,9 +89,15 @@ def check_assertions(tree, config):
             if not TEST.match(function.body) or ASSERTION.search(function.body):
                 continue
             if not (known and known.search(function.body)):
-                problems.append(Problem(file.path, function.line, "tests", f"test {function.name} asserts nothing"))
+                problems.append(
+                    Problem(file.path, function.line, "tests", f"test {function.name} asserts nothing")
+                )
     for file in tree.files.values():
-        if file.is_test and file.path.endswith(".py") and not re.search(r"\bassert\b|\bself\.assert|pytest\.raises", file.text):
+        if (
+            file.is_test
+            and file.path.endswith(".py")
+            and not re.search(r"\bassert\b|\bself\.assert|pytest\.raises", file.text)
+        ):
             problems.append(Problem(file.path, 1, "tests", "asserts nothing"))
     return problems
 

@@ -27,7 +27,10 @@ def check_format(tree, config):
     bad = unformatted(tool, tree.root, todo)
     passed_file.parent.mkdir(parents=True, exist_ok=True)
     passed_file.write_text(json.dumps(sorted({d for path, d in hashes.items() if path not in bad})))
-    return [Problem(path, line, "format", "not as clang-format writes it: make format") for path, line in bad.items()]
+    return [
+        Problem(path, line, "format", "not as clang-format writes it: make format")
+        for path, line in bad.items()
+    ]
 
 
 def unformatted(tool, root, paths):

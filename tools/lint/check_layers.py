@@ -22,7 +22,9 @@ def check_includes(tree, config):
     for file in tree.cpp():
         layer = layer_of(file.path)
         if layer and layer not in layers:
-            problems.append(Problem(file.path, 1, "layers", f"src/{layer} is not a layer of tools/lint/layers.toml"))
+            problems.append(
+                Problem(file.path, 1, "layers", f"src/{layer} is not a layer of tools/lint/layers.toml")
+            )
             continue
         allowed = {layer, *layers.get(layer, ())} if layer else set(layers)
         for folder, extra in config.get("extra", {}).items():
@@ -37,7 +39,11 @@ def check_includes(tree, config):
                     problems.append(Problem(file.path, line, "layers", f'"{header}" is not a file of src/'))
             elif other not in allowed:
                 may = ", ".join(layers[layer]) or "nothing"
-                problems.append(Problem(file.path, line, "layers", f"{layer} may not include {header}; it may include {may}"))
+                problems.append(
+                    Problem(
+                        file.path, line, "layers", f"{layer} may not include {header}; it may include {may}"
+                    )
+                )
             elif other != layer and not is_public(target) and not file.path.startswith("tests/"):
                 problems.append(Problem(file.path, line, "layers", f"{header} is private to its layer"))
     return problems
@@ -55,7 +61,9 @@ def check_cycles(tree, config):
         if state.get(layer) == "done":
             return
         if state.get(layer) == "open":
-            problems.append(Problem("tools/lint/layers.toml", 1, "layers", "cycle: " + " -> ".join([*path, layer])))
+            problems.append(
+                Problem("tools/lint/layers.toml", 1, "layers", "cycle: " + " -> ".join([*path, layer]))
+            )
             return
         state[layer] = "open"
         for below in config["layers"].get(layer, ()):
@@ -78,7 +86,9 @@ def check_external(tree, config):
                 direct.setdefault(file.path, line)
                 if not any(fnmatch.fnmatch(file.path, glob) for glob in rule["only"]):
                     only = ", ".join(rule["only"])
-                    problems.append(Problem(file.path, line, "external", f"<{header}> may be included only by {only}"))
+                    problems.append(
+                        Problem(file.path, line, "external", f"<{header}> may be included only by {only}")
+                    )
         if "files_max" in rule:
             units = reaching_units(tree, direct)
             if len(units) > rule["files_max"]:
@@ -103,7 +113,11 @@ def reaching_units(tree, direct):
 def check_public_headers(tree, config):
     problems, limit = [], config["limits"]["public_headers"]
     for layer in config["layers"]:
-        headers = [p for p in tree.files if p.startswith(f"src/{layer}/") and p.endswith(".h") and len(p.split("/")) == 3]
+        headers = [
+            p
+            for p in tree.files
+            if p.startswith(f"src/{layer}/") and p.endswith(".h") and len(p.split("/")) == 3
+        ]
         headers = [p for p in headers if not p.endswith("_testing.h")]
         if len(headers) > limit:
             message = f"{len(headers)} public headers, {limit} at most: move what others do not need into a directory below"

@@ -18,7 +18,11 @@ def check_sizes(tree, config):
             problems.append(Problem(path, line, "size", f"{what}: {size} lines, {rule}"))
         elif waiver is not None and size < waiver:
             action = "remove its line" if size <= limit else f"write {size}"
-            problems.append(Problem(path, line, "size", f"{what} shrank below its waiver of {waiver}: {action} in layers.toml"))
+            problems.append(
+                Problem(
+                    path, line, "size", f"{what} shrank below its waiver of {waiver}: {action} in layers.toml"
+                )
+            )
 
     for file in tree.files.values():
         limit = file_limit(file, limits)
@@ -32,7 +36,9 @@ def check_sizes(tree, config):
                 message = f"function {name} has {parameters} parameters, {limits['parameters']} at most: use an Args struct"
                 problems.append(Problem(file.path, line, "size", message))
     for key in waivers.keys() - used:
-        problems.append(Problem("tools/lint/layers.toml", 1, "size", f"the waiver of {key} is for nothing: remove it"))
+        problems.append(
+            Problem("tools/lint/layers.toml", 1, "size", f"the waiver of {key} is for nothing: remove it")
+        )
     return problems
 
 
@@ -45,7 +51,9 @@ def file_limit(file, limits):
         if file.is_test:
             return limits["test_file"]
         return limits["device_file" if file.path.endswith(DEVICE) else "host_file"]
-    if file.path.endswith((".py", ".js", ".css", ".html", ".sh")) or (file.lines and file.lines[0].startswith("#!")):
+    if file.path.endswith((".py", ".js", ".css", ".html", ".sh")) or (
+        file.lines and file.lines[0].startswith("#!")
+    ):
         return limits["script_file"]
     return None
 

@@ -7,7 +7,22 @@ from pathlib import Path
 
 from source import CPP, Problem
 
-TEXT = (".md", ".py", ".sh", ".toml", ".cmake", ".txt", ".js", ".css", ".html", ".json", ".yml", ".yaml", ".in", *CPP)
+TEXT = (
+    ".md",
+    ".py",
+    ".sh",
+    ".toml",
+    ".cmake",
+    ".txt",
+    ".js",
+    ".css",
+    ".html",
+    ".json",
+    ".yml",
+    ".yaml",
+    ".in",
+    *CPP,
+)
 
 
 def load_words(path=Path(__file__).with_name("words.toml")):
@@ -55,14 +70,20 @@ def check_blanks(tree, config):
             if "\t" in line and file.path.endswith((*CPP, ".py", ".toml", ".cmake")):
                 problems.append(Problem(file.path, number, "blanks", "a tab"))
         if not file.text.endswith("\n") or file.text.endswith("\n\n"):
-            problems.append(Problem(file.path, len(file.lines), "blanks", "the file must end with one newline"))
+            problems.append(
+                Problem(file.path, len(file.lines), "blanks", "the file must end with one newline")
+            )
     return problems
 
 
 def check_pragma(tree, config):
     # Highway's *-inl.h are included once a target, under a toggle of their own.
     headers = [f for f in tree.cpp() if f.path.endswith((".h", ".cuh")) and not f.path.endswith("-inl.h")]
-    return [Problem(f.path, 1, "words", "a header needs #pragma once") for f in headers if "#pragma once" not in f.text]
+    return [
+        Problem(f.path, 1, "words", "a header needs #pragma once")
+        for f in headers
+        if "#pragma once" not in f.text
+    ]
 
 
 CHECKS = [check_words, check_blanks, check_pragma]

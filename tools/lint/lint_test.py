@@ -38,8 +38,10 @@ class LintTest(unittest.TestCase):
     def test_layer_above(self):
         upper = {"src/engine/engine.h": HEADER, "src/server/x.cc": '#include "engine/engine.h"\n'}
         self.assert_clean(upper)
-        self.assert_found("layers src/cache/x.cc:1 cache may not include engine/engine.h",
-                          {**upper, "src/cache/x.cc": '#include "engine/engine.h"\n'})
+        self.assert_found(
+            "layers src/cache/x.cc:1 cache may not include engine/engine.h",
+            {**upper, "src/cache/x.cc": '#include "engine/engine.h"\n'},
+        )
 
     def test_layer_unknown_and_cycle(self):
         self.assert_found("src/utils is not a layer", {"src/utils/x.cc": "int x;\n"})
@@ -47,14 +49,21 @@ class LintTest(unittest.TestCase):
         self.assert_found("not a file of src", {"src/base/x.cc": '#include "base/gone.h"\n'})
 
     def test_private_header(self):
-        deep = {"src/cache/tiers/store.h": HEADER, "src/cache/tiers/store.cc": '#include "cache/tiers/store.h"\n'}
+        deep = {
+            "src/cache/tiers/store.h": HEADER,
+            "src/cache/tiers/store.cc": '#include "cache/tiers/store.h"\n',
+        }
         self.assert_clean(deep)
-        self.assert_found("private to its layer", {**deep, "src/sched/x.cc": '#include "cache/tiers/store.h"\n'})
+        self.assert_found(
+            "private to its layer", {**deep, "src/sched/x.cc": '#include "cache/tiers/store.h"\n'}
+        )
 
     def test_device_headers_only_in_tiers(self):
         device = {"src/device/buffer.h": HEADER, "src/cache/tiers/copy.cc": '#include "device/buffer.h"\n'}
         self.assert_clean(device)
-        self.assert_found("cache may not include device", {**device, "src/cache/x.cc": '#include "device/buffer.h"\n'})
+        self.assert_found(
+            "cache may not include device", {**device, "src/cache/x.cc": '#include "device/buffer.h"\n'}
+        )
 
     def test_external_headers(self):
         self.assert_clean({"src/ops/x.cc": "#include <cuda_runtime.h>\n"})
@@ -65,7 +74,10 @@ class LintTest(unittest.TestCase):
         beast = {"src/server/http_a.h": HEADER + "#include <boost/beast.hpp>\n"}
         units = {f"src/server/u{i}.cc": '#include "server/http_a.h"\n' for i in range(4)}
         self.assert_clean({**beast, **units})
-        self.assert_found("5 translation units reach", {**beast, **units, "src/server/u4.cc": '#include "server/http_a.h"\n'})
+        self.assert_found(
+            "5 translation units reach",
+            {**beast, **units, "src/server/u4.cc": '#include "server/http_a.h"\n'},
+        )
 
     def test_public_headers(self):
         headers = {f"src/text/h{i}.h": HEADER for i in range(13)}
@@ -84,7 +96,9 @@ class LintTest(unittest.TestCase):
 
     def test_parameters(self):
         self.assert_clean({"src/base/x.cc": "void f(int a, int b, int c, int d, M<int, int> e) {}\n"})
-        self.assert_found("has 6 parameters", {"src/base/x.cc": "void f(int a, int b, int c, int d, int e, int g) {}\n"})
+        self.assert_found(
+            "has 6 parameters", {"src/base/x.cc": "void f(int a, int b, int c, int d, int e, int g) {}\n"}
+        )
 
     def test_waivers_only_shrink(self):
         large = {"src/base/x.cc": "\n" * 700 + "int x;\n"}
@@ -94,25 +108,53 @@ class LintTest(unittest.TestCase):
         self.assert_found("for nothing", {"src/base/x.cc": "int x;\n"}, waivers={"src/base/gone.cc": 700})
 
     def test_every_code_word(self):
-        samples = ["auto* p = new int;", "delete p;", "void* p = malloc(1);", 'auto* p = getenv("X");', "#define F(x) x",
-                   "auto* p = NULL;", "using namespace std;", "typedef int x;", "throw 1;", "assert(x);",
-                   "std::cout << 1;", 'printf("x");', "int x = rand();", "std::regex r;", "t.detach();", "sprintf(b, s);"]
+        samples = [
+            "auto* p = new int;",
+            "delete p;",
+            "void* p = malloc(1);",
+            'auto* p = getenv("X");',
+            "#define F(x) x",
+            "auto* p = NULL;",
+            "using namespace std;",
+            "typedef int x;",
+            "throw 1;",
+            "assert(x);",
+            "std::cout << 1;",
+            'printf("x");',
+            "int x = rand();",
+            "std::regex r;",
+            "t.detach();",
+            "sprintf(b, s);",
+        ]
         for sample in samples:
             with self.subTest(sample):
                 self.assert_found("words src/base/x.cc:1 .*banned; use", {"src/base/x.cc": sample + "\n"})
                 self.assert_clean({"src/base/x.cc": f"// {sample}\n" if "#" not in sample else "int x;\n"})
 
     def test_code_words_that_are_fine(self):
-        self.assert_clean({"src/base/x.cc": 'X(const X&) = delete;\nint renew = 1;\nauto s = "new NULL";\nstatic_assert(true);\n'})
+        self.assert_clean(
+            {
+                "src/base/x.cc": 'X(const X&) = delete;\nint renew = 1;\nauto s = "new NULL";\nstatic_assert(true);\n'
+            }
+        )
         self.assert_clean({"src/device/x.cc": "void* p = aligned_alloc(64, n);\n"})
         self.assert_clean({"apps/tessera/x.cc": 'auto* p = getenv("X");\n'})
 
     def test_every_text_word(self):
-        samples = ["TO" + "DO: later", "see /wor" + "k/x", "from py" + "pi.org", "see desig" + "n.md", "as issu" + "e 3 says"]
+        samples = [
+            "TO" + "DO: later",
+            "see /wor" + "k/x",
+            "from py" + "pi.org",
+            "see desig" + "n.md",
+            "as issu" + "e 3 says",
+        ]
         for sample in samples:
             with self.subTest(sample):
                 self.assert_found("words README.md:1 .*banned; use", {"README.md": sample + "\n"})
-        self.assert_found("words web/x.js", {"web/x.js": "a.inner" + "HTML = b;\n", "web/index.html": "x.js\n", "r.md": "index.html r.md\n"})
+        self.assert_found(
+            "words web/x.js",
+            {"web/x.js": "a.inner" + "HTML = b;\n", "web/index.html": "x.js\n", "r.md": "index.html r.md\n"},
+        )
 
     def test_blanks(self):
         self.assert_found("blanks README.md:1 blanks at the end", {"README.md": "x \n"})
@@ -132,8 +174,12 @@ class LintTest(unittest.TestCase):
 
     def test_assertions(self):
         self.assert_found("test A.b asserts nothing", {"src/base/x_test.cc": "TEST(A, b) {\n    run();\n}\n"})
-        self.assert_clean({"src/base/x_test.cc": "void same() {\n    EXPECT_EQ(1, 1);\n}\nvoid both() {\n    same();\n}\n\n"
-                                                 "TEST(A, b) {\n    both();\n}\n"})
+        self.assert_clean(
+            {
+                "src/base/x_test.cc": "void same() {\n    EXPECT_EQ(1, 1);\n}\nvoid both() {\n    same();\n}\n\n"
+                "TEST(A, b) {\n    both();\n}\n"
+            }
+        )
         self.assert_found("asserts nothing", {"tests/e2e/test_x.py": "def test_x():\n    pass\n"})
 
     def test_links(self):
@@ -144,7 +190,10 @@ class LintTest(unittest.TestCase):
     def test_format(self):
         if lint.check_format.shutil.which("clang-format-19") is None:
             self.skipTest("clang-format-19 is not installed")
-        self.assert_found("format src/base/x.cc:1", {".clang-format": "BasedOnStyle: Google\n", "src/base/x.cc": "int  x;\n"})
+        self.assert_found(
+            "format src/base/x.cc:1",
+            {".clang-format": "BasedOnStyle: Google\n", "src/base/x.cc": "int  x;\n"},
+        )
 
     def test_layers_of_the_project(self):
         """Every layer that the build knows is in the table, in the same order."""

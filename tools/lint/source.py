@@ -58,7 +58,9 @@ class Source:
     def includes(self):
         """(line, header, quoted)."""
         pattern = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
-        return [(self.text.count("\n", 0, m.start()) + 1, m[2], m[1] == '"') for m in pattern.finditer(self.text)]
+        return [
+            (self.text.count("\n", 0, m.start()) + 1, m[2], m[1] == '"') for m in pattern.finditer(self.text)
+        ]
 
     @cached_property
     def functions(self):
@@ -77,7 +79,9 @@ class Source:
         """Not written by hand: weights, tokenizers, golden outputs, seeds of fuzzers."""
         if self.path.startswith("tests/fuzz/corpus/"):
             return True
-        return self.path.startswith(("tests/golden/data/", "models/")) and not self.name.endswith((".md", ".py"))
+        return self.path.startswith(("tests/golden/data/", "models/")) and not self.name.endswith(
+            (".md", ".py")
+        )
 
 
 class Tree:
@@ -88,7 +92,16 @@ class Tree:
         self.files = {path: Source(self.root, path) for path in sorted(self._paths())}
 
     def _paths(self):
-        command = ["git", "-C", str(self.root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        command = [
+            "git",
+            "-C",
+            str(self.root),
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ]
         try:
             listed = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
             paths = [path for path in listed if path and (self.root / path).is_file()]
@@ -127,13 +140,19 @@ def blank_cpp(text):
         return inner if keep == 0 else '"' + inner[1:-1] + '"'
 
     if '#include "' in text or "#include <" in text:
-        text = re.sub(r'(^[ \t]*#[ \t]*include[^\n]*)', lambda m: " " * len(m[0]), text, flags=re.M)
+        text = re.sub(r"(^[ \t]*#[ \t]*include[^\n]*)", lambda m: " " * len(m[0]), text, flags=re.M)
     return TOKEN.sub(blank, text)
 
 
 CONTROL = {"if", "for", "while", "switch", "catch", "return", "sizeof", "do", "else"}
-SCOPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:inline\s+)?(?:export\s+)?(?:namespace|class|struct|union|enum|extern)\b", re.S)
-INITIALISERS = re.compile(r"\)\s*(?:noexcept(?:\([^)]*\))?\s*)?:(?!:)\s*[^{]*$|\)\s*(?:noexcept\s*)?:(?!:).*[,:]\s*[\w:<>]+\s*$", re.S)
+SCOPE = re.compile(
+    r"^(?:template\s*<.*>\s*)?(?:inline\s+)?(?:export\s+)?(?:namespace|class|struct|union|enum|extern)\b",
+    re.S,
+)
+INITIALISERS = re.compile(
+    r"\)\s*(?:noexcept(?:\([^)]*\))?\s*)?:(?!:)\s*[^{]*$|\)\s*(?:noexcept\s*)?:(?!:).*[,:]\s*[\w:<>]+\s*$",
+    re.S,
+)
 
 
 def match_brace(code, start):
