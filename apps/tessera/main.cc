@@ -14,13 +14,16 @@ struct Subcommand {
 
 // A line is added here when its file exists.
 constexpr Subcommand kSubcommands[] = {
+    {"chat", "a conversation in the terminal", tessera::run_chat},
     {"generate", "complete prompts offline", tessera::run_generate},
     {"score", "log-probabilities of given token ids", tessera::run_score},
     {"eval", "exact answers on task sets", tessera::run_eval},
 };
 
 void print_help(std::FILE* out) {
-    std::fputs("usage: tessera COMMAND [ARGUMENTS]\n\nAn inference engine for Hy3-class models.\n\ncommands:\n", out);
+    std::fputs(
+        "usage: tessera COMMAND [ARGUMENTS]\n\nAn inference engine for Hy3-class models.\n\ncommands:\n",
+        out);
     for (const Subcommand& command : kSubcommands) {
         std::fprintf(out, "  %-10.*s %.*s\n", static_cast<int>(command.name.size()), command.name.data(),
                      static_cast<int>(command.summary.size()), command.summary.data());
