@@ -1,5 +1,5 @@
-// Opens a Hugging Face model folder: config.json, generation_config.json, *.safetensors. Every error names the file
-// and, where there is one, the tensor or key.
+// Opens a Hugging Face model folder: config.json, generation_config.json, *.safetensors. Every error names
+// the file and, where there is one, the tensor or key.
 #pragma once
 
 #include <array>
@@ -25,11 +25,13 @@ struct LoadedModel {
     ModelConfig config;
     GenerationDefaults generation;
     ModelWeights weights;
-    // SHA-256 over names, dtypes, shapes and sampled bytes of all tensors and over config.json: enters the page keys.
+    // SHA-256 over names, dtypes, shapes and sampled bytes of all tensors and over config.json: enters the
+    // page keys.
     std::array<uint8_t, 32> fingerprint{};
     int64_t weight_bytes = 0;
     std::shared_ptr<const void> memory;
-    // Tells the kernel that the mapped pages will not be read soon (after the model has packed its own copies).
+    // Tells the kernel that the mapped pages will not be read soon (after the model has packed its own
+    // copies).
     void drop_pages() const;
 };
 

@@ -19,8 +19,8 @@ struct WeightView {
     int64_t cols = 0;
 };
 
-// y = x W^T; W [out, in] = [rows, cols]. An FP8 weight dequantises as w * weight_scale; where input_scale is set the
-// activation is quantised to e4m3 as round(x / input_scale) first (static, per tensor).
+// y = x W^T; W [out, in] = [rows, cols]. An FP8 weight dequantises as w * weight_scale; where input_scale is
+// set the activation is quantised to e4m3 as round(x / input_scale) first (static, per tensor).
 struct LinearWeights {
     WeightView weight;
     std::optional<float> weight_scale;
@@ -33,16 +33,16 @@ struct MlpWeights {
 };
 
 struct AttentionWeights {
-    LinearWeights q;      // [heads * head_dim, hidden]
-    LinearWeights k, v;   // [kv_heads * head_dim, hidden]
-    LinearWeights o;      // [hidden, heads * head_dim]
-    WeightView q_norm, k_norm;  // [head_dim]
+    LinearWeights q;                 // [heads * head_dim, hidden]
+    LinearWeights k, v;              // [kv_heads * head_dim, hidden]
+    LinearWeights o;                 // [hidden, heads * head_dim]
+    WeightView q_norm, k_norm;       // [head_dim]
     float k_scale = 1, v_scale = 1;  // static KV scales of an FP8 checkpoint
 };
 
 struct MoeWeights {
-    WeightView router;         // [experts, hidden]
-    WeightView expert_bias;    // [experts] float32
+    WeightView router;       // [experts, hidden]
+    WeightView expert_bias;  // [experts] float32
     std::vector<MlpWeights> experts;
     MlpWeights shared;
 };

@@ -1,0 +1,355 @@
+#include "weights/binder.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <fmt/format.h>
+#include <initializer_list>
+
+#include "base/log.h"
+#include "weights/float_convert.h"
+#include "weights/name_map.h"
+
+namespace tessera {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+// Finds and checks single tensors. The first failure stays; after it every call returns something empty, so
+// that the code that walks the model needs no branches.
+class Binder {
+  public:
+    Binder(const ModelConfig& config, const QuantConfig& quant, Checkpoint& checkpoint)
+        : config_(config), quant_(quant), checkpoint_(checkpoint) {}
+
+    bool ok() const { return status_.ok(); }
+    const Status& status() const { return status_; }
+    const ModelConfig& config() const { return config_; }
+    const QuantConfig& quant() const { return quant_; }
+    bool has(const std::string& name) { return checkpoint_.find(name) != nullptr; }
+
+    WeightView vector(const std::string& name, int64_t size) { return plain(name, {size}); }
+    WeightView matrix(const std::string& name, int64_t rows, int64_t cols) {
+        return plain(name, {rows, cols});
+    }
+    LinearWeights linear(const std::string& module, int64_t rows, int64_t cols);
+    // [size], widened to float32 where it is stored smaller.
+    WeightView float_vector(const std::string& name, int64_t size);
+    std::optional<float> scalar(const std::string& name);
+    // [count, rows, cols] fused; unquantised only.
+    CheckpointTensor* fused(const std::string& name, const Shape& shape);
+
+    void fail(Status status) {
+        if (status_.ok()) {
+            status_ = std::move(status);
+        }
+    }
+    // Fails on the first tensor that no one has asked for.
+    void check_all_used();
+
+  private:
+    CheckpointTensor* take(const std::string& name, const Shape& shape);
+    WeightView plain(const std::string& name, const Shape& shape);
+    std::optional<DType> dtype_of(const CheckpointTensor& tensor);
+    void fail_tensor(const CheckpointTensor& tensor, std::string_view what) {
+        fail(invalid_argument(
+            fmt::format("{}: tensor {} {}", checkpoint_.path(tensor), tensor.entry.name, what)));
+    }
+
+    const ModelConfig& config_;
+    const QuantConfig& quant_;
+    Checkpoint& checkpoint_;
+    Status status_;
+};
+
+CheckpointTensor* Binder::take(const std::string& name, const Shape& shape) {
+    if (!ok()) {
+        return nullptr;
+    }
+    CheckpointTensor* tensor = checkpoint_.find(name);
+    if (tensor == nullptr) {
+        const bool mtp = name.starts_with(layer_prefix(config_.num_layers));
+        fail(invalid_argument(fmt::format(
+            "tensor {} is missing from the checkpoint; config.json makes it {}{}", name, shape_text(shape),
+            mtp ? " (a checkpoint without its MTP layer needs num_nextn_predict_layers 0 in config.json)"
+                : "")));
+        return nullptr;
+    }
+    if (tensor->entry.shape != shape) {
+        fail_tensor(*tensor, fmt::format("has shape {}; config.json makes it {}",
+                                         shape_text(tensor->entry.shape), shape_text(shape)));
+        return nullptr;
+    }
+    tensor->used = true;
+    return tensor;
+}
+
+std::optional<DType> Binder::dtype_of(const CheckpointTensor& tensor) {
+    const std::optional<DType> dtype = weight_dtype(tensor.entry.dtype);
+    if (!dtype) {
+        fail_tensor(tensor,
+                    fmt::format("is of type {}; known are BF16, F16, F32 and F8_E4M3", tensor.entry.dtype));
+    }
+    return dtype;
+}
+
+WeightView Binder::plain(const std::string& name, const Shape& shape) {
+    const CheckpointTensor* tensor = take(name, shape);
+    const std::optional<DType> dtype = tensor == nullptr ? std::nullopt : dtype_of(*tensor);
+    if (!dtype) {
+        return {};
+    }
+    if (*dtype == DType::kFloat8E4M3) {
+        fail_tensor(*tensor, quant_.fp8 ? "is F8_E4M3, but the FP8 format keeps this tensor unquantised"
+                                        : "is F8_E4M3, but config.json has no quantization_config");
+        return {};
+    }
+    return {tensor->data, *dtype, shape.size() == 1 ? 1 : shape[0], shape.back()};
+}
+
+LinearWeights Binder::linear(const std::string& module, int64_t rows, int64_t cols) {
+    const std::string name = module + ".weight";
+    if (!quant_.quantises(module)) {
+        return {plain(name, {rows, cols}), std::nullopt, std::nullopt};
+    }
+    const CheckpointTensor* tensor = take(name, {rows, cols});
+    if (tensor == nullptr) {
+        return {};
+    }
+    if (tensor->entry.dtype != "F8_E4M3") {
+        fail_tensor(
+            *tensor,
+            fmt::format("is {}, but quantization_config makes it F8_E4M3 (ignored_layers does not list {})",
+                        tensor->entry.dtype, module));
+        return {};
+    }
+    LinearWeights linear;
+    linear.weight = {tensor->data, DType::kFloat8E4M3, rows, cols};
+    linear.weight_scale = scalar(module + ".weight_scale");
+    linear.input_scale = scalar(module + ".input_scale");
+    return linear;
+}
+
+std::optional<float> Binder::scalar(const std::string& name) {
+    if (!ok()) {
+        return std::nullopt;
+    }
+    CheckpointTensor* tensor = checkpoint_.find(name);
+    if (tensor == nullptr) {
+        fail(invalid_argument(fmt::format(
+            "tensor {} is missing from the checkpoint; its FP8 format needs it (a float32 scalar)", name)));
+        return std::nullopt;
+    }
+    const Shape& shape = tensor->entry.shape;
+    if (tensor->entry.dtype != "F32" || !(shape.empty() || shape == Shape{1})) {
+        fail_tensor(*tensor, fmt::format("is {} {}; a scale must be F32 of shape [] or [1]",
+                                         tensor->entry.dtype, shape_text(shape)));
+        return std::nullopt;
+    }
+    float value = 0;
+    std::memcpy(&value, tensor->data, sizeof(value));
+    if (!std::isfinite(value) || value <= 0) {
+        fail_tensor(*tensor, fmt::format("is {}; a scale must be positive and finite", value));
+        return std::nullopt;
+    }
+    tensor->used = true;
+    return value;
+}
+
+WeightView Binder::float_vector(const std::string& name, int64_t size) {
+    WeightView view = plain(name, {size});
+    if (view.data == nullptr || view.dtype == DType::kFloat32) {
+        return view;
+    }
+    auto* wide = reinterpret_cast<float*>(checkpoint_.allocate(static_cast<size_t>(size) * sizeof(float)));
+    widen(view, wide);
+    return {wide, DType::kFloat32, 1, size};
+}
+
+CheckpointTensor* Binder::fused(const std::string& name, const Shape& shape) {
+    CheckpointTensor* tensor = take(name, shape);
+    const std::optional<DType> dtype = tensor == nullptr ? std::nullopt : dtype_of(*tensor);
+    if (!dtype) {
+        return nullptr;
+    }
+    if (*dtype == DType::kFloat8E4M3 || quant_.fp8) {
+        fail(unimplemented(
+            fmt::format("{}: tensor {}: fused experts in an FP8 checkpoint are not implemented; store "
+                        "them one tensor an expert",
+                        checkpoint_.path(*tensor), tensor->entry.name)));
+        return nullptr;
+    }
+    return tensor;
+}
+
+void Binder::check_all_used() {
+    for (const auto& [name, tensor] : checkpoint_.sorted()) {
+        if (!ok()) {
+            return;
+        }
+        if (!tensor->used && !is_ignored_tensor(name, config_.num_layers)) {
+            fail_tensor(*tensor, "is unexpected: no part of the model that config.json describes takes it");
+        }
+    }
+}
+
+MlpWeights bind_mlp(Binder& binder, const std::string& prefix, int64_t width) {
+    const int64_t hidden = binder.config().hidden_size;
+    MlpWeights mlp;
+    mlp.gate = binder.linear(prefix + "gate_proj", width, hidden);
+    mlp.up = binder.linear(prefix + "up_proj", width, hidden);
+    mlp.down = binder.linear(prefix + "down_proj", hidden, width);
+    return mlp;
+}
+
+// Rows [first, first + rows) of a fused tensor seen as one tall matrix.
+WeightView rows_of(const CheckpointTensor& tensor, int64_t first, int64_t rows) {
+    const DType dtype = *weight_dtype(tensor.entry.dtype);
+    const int64_t cols = tensor.entry.shape.back();
+    return {tensor.data + first * cols * dtype_size(dtype), dtype, rows, cols};
+}
+
+// experts.gate_up_proj [experts, 2 * width, hidden] (gate rows first), experts.down_proj [experts, hidden,
+// width].
+void bind_fused_experts(Binder& binder, const std::string& prefix, MoeWeights& moe) {
+    const ModelConfig& config = binder.config();
+    const int64_t width = config.moe_intermediate_size;
+    const int64_t hidden = config.hidden_size;
+    const CheckpointTensor* gate_up =
+        binder.fused(prefix + "experts.gate_up_proj", {config.num_experts, 2 * width, hidden});
+    const CheckpointTensor* down =
+        binder.fused(prefix + "experts.down_proj", {config.num_experts, hidden, width});
+    if (gate_up == nullptr || down == nullptr) {
+        return;
+    }
+    for (int64_t e = 0; e < config.num_experts; ++e) {
+        MlpWeights expert;
+        expert.gate.weight = rows_of(*gate_up, 2 * width * e, width);
+        expert.up.weight = rows_of(*gate_up, 2 * width * e + width, width);
+        expert.down.weight = rows_of(*down, hidden * e, hidden);
+        moe.experts.push_back(expert);
+    }
+}
+
+MoeWeights bind_moe(Binder& binder, const std::string& prefix) {
+    const ModelConfig& config = binder.config();
+    MoeWeights moe;
+    moe.router = binder.matrix(prefix + "router.gate.weight", config.num_experts, config.hidden_size);
+    if (config.router_expert_bias) {
+        moe.expert_bias = binder.float_vector(prefix + "expert_bias", config.num_experts);
+    }
+    moe.shared = bind_mlp(binder, prefix + "shared_mlp.", config.shared_width());
+    if (binder.has(prefix + "experts.gate_up_proj")) {
+        bind_fused_experts(binder, prefix, moe);
+        return moe;
+    }
+    for (int64_t e = 0; e < config.num_experts && binder.ok(); ++e) {
+        moe.experts.push_back(
+            bind_mlp(binder, fmt::format("{}experts.{}.", prefix, e), config.moe_intermediate_size));
+    }
+    return moe;
+}
+
+AttentionWeights bind_attention(Binder& binder, const std::string& prefix) {
+    const ModelConfig& config = binder.config();
+    AttentionWeights attention;
+    attention.q = binder.linear(prefix + "q_proj", config.q_width(), config.hidden_size);
+    attention.k = binder.linear(prefix + "k_proj", config.kv_width(), config.hidden_size);
+    attention.v = binder.linear(prefix + "v_proj", config.kv_width(), config.hidden_size);
+    attention.o = binder.linear(prefix + "o_proj", config.hidden_size, config.q_width());
+    attention.q_norm = binder.vector(prefix + "q_norm.weight", config.head_dim);
+    attention.k_norm = binder.vector(prefix + "k_norm.weight", config.head_dim);
+    return attention;
+}
+
+LayerWeights bind_layer(Binder& binder, int64_t index, bool moe) {
+    const std::string prefix = layer_prefix(index);
+    const int64_t hidden = binder.config().hidden_size;
+    LayerWeights layer;
+    layer.input_norm = binder.vector(prefix + "input_layernorm.weight", hidden);
+    layer.post_attention_norm = binder.vector(prefix + "post_attention_layernorm.weight", hidden);
+    layer.attention = bind_attention(binder, prefix + "self_attn.");
+    if (moe) {
+        layer.moe = bind_moe(binder, prefix + "mlp.");
+    } else {
+        layer.dense = bind_mlp(binder, prefix + "mlp.", binder.config().intermediate_size);
+    }
+    return layer;
+}
+
+MtpWeights bind_mtp(Binder& binder) {
+    const int64_t index = binder.config().num_layers;
+    const int64_t hidden = binder.config().hidden_size;
+    const std::string prefix = layer_prefix(index);
+    MtpWeights mtp;
+    mtp.embedding_norm = binder.vector(prefix + "enorm.weight", hidden);
+    mtp.hidden_norm = binder.vector(prefix + "hnorm.weight", hidden);
+    mtp.final_norm = binder.vector(prefix + "final_layernorm.weight", hidden);
+    mtp.projection = binder.linear(prefix + "eh_proj", hidden, 2 * hidden);
+    mtp.layer = bind_layer(binder, index, true);
+    return mtp;
+}
+
+// Static KV scales: all trunk layers have both, or none has any. The MTP layer's may be absent (1 then), as
+// some calibration tools run the trunk only.
+void bind_kv_scales(Binder& binder, ModelWeights& weights) {
+    const auto names = [](int64_t layer) {
+        const std::string prefix = layer_prefix(layer) + "self_attn.";
+        return std::array{prefix + "k_scale", prefix + "v_scale"};
+    };
+    const int64_t trunk = binder.config().num_layers;
+    bool any = binder.quant().static_kv_scales;
+    for (int64_t i = 0; i < trunk && !any; ++i) {
+        any = binder.has(names(i)[0]) || binder.has(names(i)[1]);
+    }
+    weights.kv_scales_static = any;
+    if (!any) {
+        return;
+    }
+    const auto bind = [&](int64_t index, AttentionWeights& attention) {
+        attention.k_scale = binder.scalar(names(index)[0]).value_or(1);
+        attention.v_scale = binder.scalar(names(index)[1]).value_or(1);
+    };
+    for (int64_t i = 0; i < trunk; ++i) {
+        bind(i, weights.layers[static_cast<size_t>(i)].attention);
+    }
+    if (!weights.mtp) {
+        return;
+    }
+    if (binder.has(names(trunk)[0]) || binder.has(names(trunk)[1])) {
+        bind(trunk, weights.mtp->layer.attention);
+    } else {
+        log_warning("the checkpoint has no KV scales for the MTP layer; 1 is taken");
+    }
+}
+
+}  // namespace
+
+Result<ModelWeights> bind_weights(const ModelConfig& config, const QuantConfig& quant,
+                                  Checkpoint& checkpoint) {
+    Binder binder(config, quant, checkpoint);
+    ModelWeights weights;
+    weights.embedding = binder.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size);
+    weights.final_norm = binder.vector("model.norm.weight", config.hidden_size);
+    if (config.tie_word_embeddings) {
+        weights.lm_head.weight = weights.embedding;
+    } else {
+        weights.lm_head = binder.linear("lm_head", config.vocab_size, config.hidden_size);
+    }
+    for (int64_t i = 0; i < config.num_layers && binder.ok(); ++i) {
+        weights.layers.push_back(bind_layer(binder, i, config.is_moe(i)));
+    }
+    if (config.num_mtp_layers > 0 && binder.ok()) {
+        weights.mtp = bind_mtp(binder);
+    }
+    if (binder.ok()) {
+        bind_kv_scales(binder, weights);
+    }
+    binder.check_all_used();
+    if (!binder.ok()) {
+        return binder.status();
+    }
+    return weights;
+}
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+#include "weights/loader.h"
+
+#include <algorithm>
+
+#include "base/thread_pool.h"
+#include "weights/binder.h"
+#include "weights/checkpoint.h"
+#include "weights/config.h"
+#include "weights/files.h"
+#include "weights/fingerprint.h"
+#include "weights/quant_config.h"
+
+namespace tessera {
+namespace {
+
+struct FolderConfig {
+    std::string text;
+    ModelConfig config;
+    QuantConfig quant;
+    GenerationDefaults generation;
+};
+
+Result<FolderConfig> read_configs(const std::string& folder) {
+    const std::string file = join_path(folder, "config.json");
+    Result<std::string> text = read_text_file(file, kConfigBytesMax);
+    if (!text.ok()) {
+        return text.status();
+    }
+    const Result<json::Value> object = parse_json_object(*text, file);
+    if (!object.ok()) {
+        return object.status();
+    }
+    Result<ModelConfig> config = model_config_from_json(*object, file);
+    if (!config.ok()) {
+        return config.status();
+    }
+    Result<QuantConfig> quant = parse_quant_config(*object, file);
+    if (!quant.ok()) {
+        return quant.status();
+    }
+    const Result<GenerationDefaults> generation = load_generation_defaults(folder, *config);
+    if (!generation.ok()) {
+        return generation.status();
+    }
+    return FolderConfig{text.take(), config.take(), quant.take(), *generation};
+}
+
+}  // namespace
+
+void LoadedModel::drop_pages() const {
+    if (memory != nullptr) {
+        static_cast<const Checkpoint*>(memory.get())->drop_pages();
+    }
+}
+
+Result<LoadedModel> load_model(const std::string& folder, const LoadOptions& options) {
+    Result<FolderConfig> configs = read_configs(folder);
+    if (!configs.ok()) {
+        return configs.status();
+    }
+    ThreadPool pool(std::max(1, options.threads));
+    Result<std::shared_ptr<Checkpoint>> opened = Checkpoint::open(folder, pool);
+    if (!opened.ok()) {
+        return opened.status();
+    }
+    Checkpoint& checkpoint = **opened;
+    // Every name, shape and type is checked before the first gigabyte is read.
+    Result<ModelWeights> weights = bind_weights(configs->config, configs->quant, checkpoint);
+    if (!weights.ok()) {
+        return weights.status();
+    }
+    if (Status status = checkpoint.touch(pool, options.progress); !status.ok()) {
+        return status;
+    }
+    LoadedModel model;
+    model.folder = folder;
+    model.config = std::move(configs->config);
+    model.generation = configs->generation;
+    model.weights = weights.take();
+    model.fingerprint = checkpoint_fingerprint(checkpoint, configs->text);
+    model.weight_bytes = checkpoint.tensor_bytes();
+    model.memory = opened.take();
+    return model;
+}
+
+}  // namespace tessera
