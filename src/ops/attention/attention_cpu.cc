@@ -1,0 +1,264 @@
+#include <limits>
+
+#include "base/check.h"
+#include "ops/attention/attention.h"
+#include "ops/attention/attention_scratch.h"
+#include "ops/common/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/attention/attention_cpu.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "ops/attention/attention_kernels-inl.h"
+#include "ops/common/exp-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera {
+namespace HWY_NAMESPACE {
+#if HWY_TARGET == HWY_SCALAR
+
+void run_item(const AttentionArgs&, const AttentionItem&, int) {}
+void run_merge(const AttentionArgs&, const AttentionItem&) {}
+
+#else
+
+// One item's block: `rows` = queries * group rows (query-major), padded to whole vectors.
+struct Block {
+    const AttentionArgs& args;
+    const AttentionSequence& sequence;
+    const AttentionItem& item;
+    AttentionScratch scratch;
+    int64_t head_dim = 0;
+    int64_t group = 0;
+    int32_t rows = 0;
+    int32_t padded = 0;  // rows, rounded up to `lanes`
+    int32_t lanes = 0;
+    int32_t first_limit = 0;  // last slot that the first query sees; the next query sees one more
+    int32_t last_limit = 0;
+};
+
+void load_queries(const Block& b) {
+    for (int32_t row = 0; row < b.padded; ++row) {
+        if (row >= b.rows) {
+            for (int64_t d = 0; d < b.head_dim; ++d) {
+                b.scratch.q[d * b.padded + row] = 0;
+            }
+            b.scratch.limit[row] = std::numeric_limits<float>::max();
+            continue;
+        }
+        const int64_t query = row / b.group;
+        const int64_t token = b.sequence.first + b.item.query + query;
+        const float* q =
+            b.args.q + token * b.args.q_stride + (b.item.kv_head * b.group + row % b.group) * b.head_dim;
+        for (int64_t d = 0; d < b.head_dim; ++d) {
+            b.scratch.q[d * b.padded + row] = q[d] * b.args.scale;
+        }
+        b.scratch.limit[row] = static_cast<float>(b.first_limit + query);
+    }
+}
+
+void reset(const Block& b, const AttentionState& state) {
+    std::fill_n(state.output, b.rows * b.head_dim, 0.0f);
+    std::fill_n(state.sum, b.padded, 0.0f);
+    std::fill_n(state.max, b.padded, std::numeric_limits<float>::lowest());
+}
+
+// The keys or values from slot `begin` of a tile as float32: where they lie, or widened into `buffer`.
+const float* load_tile(const Block& b, int64_t offset, int32_t begin, int32_t end, float* buffer) {
+    const int64_t page = b.sequence.pages[static_cast<size_t>(begin / kAttentionTile)];
+    const std::byte* base = b.args.pool + page * b.args.page_stride + offset;
+    const int64_t first = (b.item.kv_head * kAttentionTile + begin % kAttentionTile) * b.head_dim;
+    if (b.args.kv_dtype == DType::kFloat32) {
+        return reinterpret_cast<const float*>(base) + first;
+    }
+    const uint16_t* source = reinterpret_cast<const uint16_t*>(base) + first;
+    const hn::ScalableTag<float> d;
+    const hn::RebindToUnsigned<decltype(d)> du32;
+    const hn::Rebind<uint16_t, decltype(d)> du16;
+    const int64_t count = (end - begin) * b.head_dim;
+    for (int64_t i = 0; i < count; i += static_cast<int64_t>(hn::Lanes(d))) {
+        const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(du32, hn::LoadU(du16, source + i)));
+        hn::StoreU(hn::BitCast(d, bits), d, buffer + i);
+    }
+    return buffer;
+}
+
+template <class D>
+void run_tile(D d, const Block& b, const AttentionState& state, int32_t begin, int32_t end) {
+    TileArgs t;
+    t.head_dim = b.head_dim;
+    t.q_stride = b.padded;
+    t.k = load_tile(b, b.args.k_offset, begin, end, b.scratch.k);
+    t.v = load_tile(b, b.args.v_offset, begin, end, b.scratch.v);
+    t.keys = end - begin;
+    t.scores = b.scratch.scores;
+    t.masked = end - 1 > b.first_limit;
+    t.first_slot = static_cast<float>(begin);
+    for (int32_t row = 0; row < b.padded;) {
+        const int32_t vectors = std::min((b.padded - row) / b.lanes, 3);
+        t.width = vectors * b.lanes;
+        t.rows = std::min(static_cast<int32_t>(t.width), b.rows - row);
+        t.q = b.scratch.q + row;
+        t.limit = b.scratch.limit + row;
+        t.max = state.max + row;
+        t.sum = state.sum + row;
+        t.alpha = b.scratch.alpha + row;
+        t.output = state.output + row * b.head_dim;
+        if (vectors == 3) {
+            tile_step<3>(d, t);
+        } else if (vectors == 2) {
+            tile_step<2>(d, t);
+        } else {
+            tile_step<1>(d, t);
+        }
+        row += static_cast<int32_t>(t.width);
+    }
+}
+
+void run_span(const Block& b, const AttentionState& state, int32_t span) {
+    reset(b, state);
+    const int32_t first_tile = span * kAttentionSpanTiles;
+    for (int32_t tile = first_tile; tile < first_tile + kAttentionSpanTiles; ++tile) {
+        const int32_t begin = std::max(tile * kAttentionTile, b.sequence.first_slot);
+        const int32_t end = std::min((tile + 1) * kAttentionTile, b.last_limit + 1);
+        if (begin >= end) {
+            continue;
+        }
+        if (b.lanes == 8) {
+            run_tile(hn::CappedTag<float, 8>(), b, state, begin, end);
+        } else {
+            run_tile(hn::ScalableTag<float>(), b, state, begin, end);
+        }
+    }
+}
+
+// total <- total and part, in this order. The spans' rows are brought to their common maximum.
+void merge_states(const AttentionState& total, const AttentionState& part, int32_t rows, int64_t head_dim) {
+    const hn::ScalableTag<float> d;
+    for (int32_t row = 0; row < rows; ++row) {
+        const float max = part.max[row] > total.max[row] ? part.max[row] : total.max[row];
+        const float a = exp_f32(total.max[row] - max);
+        const float b = exp_f32(part.max[row] - max);
+        total.max[row] = max;
+        total.sum[row] = std::fma(part.sum[row], b, total.sum[row] * a);
+        float* to = total.output + row * head_dim;
+        const float* from = part.output + row * head_dim;
+        for (int64_t i = 0; i < head_dim; i += static_cast<int64_t>(hn::Lanes(d))) {
+            const auto kept = hn::Mul(hn::LoadU(d, to + i), hn::Set(d, a));
+            hn::StoreU(hn::MulAdd(hn::LoadU(d, from + i), hn::Set(d, b), kept), d, to + i);
+        }
+    }
+}
+
+struct OutputBlock {
+    const AttentionArgs& args;
+    const AttentionItem& item;
+    int64_t head_dim = 0;
+    int64_t group = 0;
+};
+
+void store_output(const OutputBlock& o, const AttentionState& state) {
+    const hn::ScalableTag<float> d;
+    const AttentionSequence& sequence = o.args.plan->sequences()[static_cast<size_t>(o.item.sequence)];
+    for (int64_t row = 0; row < o.item.queries * o.group; ++row) {
+        const int64_t token = sequence.first + o.item.query + row / o.group;
+        const int64_t head = o.item.kv_head * o.group + row % o.group;
+        float* out = o.args.out + token * o.args.out_stride + head * o.head_dim;
+        const float inverse = 1.0f / state.sum[row];
+        for (int64_t i = 0; i < o.head_dim; i += static_cast<int64_t>(hn::Lanes(d))) {
+            const auto value = hn::LoadU(d, state.output + row * o.head_dim + i);
+            hn::StoreU(hn::Mul(value, hn::Set(d, inverse)), d, out + i);
+        }
+    }
+}
+
+Block make_block(const AttentionArgs& args, const AttentionItem& item, int thread) {
+    const AttentionShape& shape = args.plan->shape();
+    const AttentionSequence& sequence = args.plan->sequences()[static_cast<size_t>(item.sequence)];
+    Block b{.args = args,
+            .sequence = sequence,
+            .item = item,
+            .scratch = AttentionScratch::at(args.plan->scratch(thread), shape)};
+    b.head_dim = shape.head_dim;
+    b.group = shape.q_heads / shape.kv_heads;
+    b.rows = static_cast<int32_t>(item.queries * b.group);
+    b.lanes = b.rows <= 8 ? 8 : static_cast<int32_t>(hn::Lanes(hn::ScalableTag<float>()));
+    b.padded = (b.rows + b.lanes - 1) / b.lanes * b.lanes;
+    b.first_limit = sequence.first_slot + sequence.position + item.query;
+    b.last_limit = b.first_limit + item.queries - 1;
+    return b;
+}
+
+void run_item(const AttentionArgs& args, const AttentionItem& item, int thread) {
+    const Block b = make_block(args, item, thread);
+    load_queries(b);
+    const int64_t rows_max = attention_rows_max(args.plan->shape());
+    const AttentionState state = AttentionState::at(b.scratch.state, rows_max, b.head_dim);
+    if (item.span >= 0) {
+        run_span(b, state, item.span);
+        const AttentionState partial =
+            AttentionState::at(args.plan->partials() + item.partial, b.rows, b.head_dim);
+        std::copy_n(state.output, b.rows * b.head_dim, partial.output);
+        std::copy_n(state.sum, b.rows, partial.sum);
+        std::copy_n(state.max, b.rows, partial.max);
+        return;
+    }
+    const AttentionState total = AttentionState::at(b.scratch.total, rows_max, b.head_dim);
+    run_span(b, total, 0);
+    for (int32_t span = 1; span * kAttentionSpanTiles * kAttentionTile <= b.last_limit; ++span) {
+        run_span(b, state, span);
+        merge_states(total, state, b.rows, b.head_dim);
+    }
+    store_output({args, item, b.head_dim, b.group}, total);
+}
+
+// item.span = how many partials follow one another from item.partial.
+void run_merge(const AttentionArgs& args, const AttentionItem& item) {
+    const AttentionShape& shape = args.plan->shape();
+    const int64_t group = shape.q_heads / shape.kv_heads;
+    const int32_t rows = static_cast<int32_t>(item.queries * group);
+    float* memory = args.plan->partials() + item.partial;
+    const AttentionState total = AttentionState::at(memory, rows, shape.head_dim);
+    for (int32_t span = 1; span < item.span; ++span) {
+        memory += attention_state_floats(rows, shape.head_dim);
+        merge_states(total, AttentionState::at(memory, rows, shape.head_dim), rows, shape.head_dim);
+    }
+    store_output({args, item, shape.head_dim, group}, total);
+}
+
+#endif  // HWY_TARGET == HWY_SCALAR
+bool has_kernels() {
+    return HWY_TARGET != HWY_SCALAR;
+}
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera {
+
+HWY_EXPORT(run_item);
+HWY_EXPORT(run_merge);
+HWY_EXPORT(has_kernels);
+
+void attention(OpContext& context, const AttentionArgs& args) {
+    check(args.kv_dtype == DType::kFloat32 || args.kv_dtype == DType::kBFloat16,
+          "attention: kv_dtype must be float32 or bfloat16");
+    if (!HWY_DYNAMIC_DISPATCH(has_kernels)()) {
+        attention_ref(args);
+        return;
+    }
+    const std::span<const AttentionItem> items = args.plan->items();
+    const auto item_kernel = HWY_DYNAMIC_DISPATCH(run_item);
+    context.threads.parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int thread) {
+        item_kernel(args, items[static_cast<size_t>(i)], thread);
+    });
+    const std::span<const AttentionItem> merges = args.plan->merges();
+    const auto merge_kernel = HWY_DYNAMIC_DISPATCH(run_merge);
+    context.threads.parallel_for(static_cast<int64_t>(merges.size()),
+                                 [&](int64_t i, int) { merge_kernel(args, merges[static_cast<size_t>(i)]); });
+}
+
+}  // namespace tessera
+#endif  // HWY_ONCE

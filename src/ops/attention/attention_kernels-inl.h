@@ -1,0 +1,233 @@
+// The two inner kernels of attention, compiled once per Highway target. Both are register-blocked matrix
+// products in which every output element is one chain of fused multiply-adds, so the blocking changes no bit.
+#if defined(TESSERA_OPS_ATTENTION_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TESSERA_OPS_ATTENTION_KERNELS_INL_H_
+#undef TESSERA_OPS_ATTENTION_KERNELS_INL_H_
+#else
+#define TESSERA_OPS_ATTENTION_KERNELS_INL_H_
+#endif
+
+#include <algorithm>
+#include <hwy/highway.h>
+
+#include "ops/attention/attention_scratch.h"
+#include "ops/common/exp-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera {
+namespace HWY_NAMESPACE {
+#if HWY_TARGET != HWY_SCALAR
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// A group of rows against the visible slots of one tile.
+struct TileArgs {
+    int64_t head_dim = 0;
+    int64_t q_stride = 0;          // rows in a line of the transposed q
+    const float* q = nullptr;      // [head_dim][q_stride], at the group's first row
+    const float* k = nullptr;      // [keys][head_dim]
+    const float* v = nullptr;      // [keys][head_dim]
+    int32_t keys = 0;              // 1 .. 64
+    float* scores = nullptr;       // [keys, padded][width]: scores, then probabilities
+    int64_t width = 0;             // rows in a line of scores
+    int32_t rows = 0;              // rows that exist; the others up to width are padding
+    bool masked = false;           // some row does not see all keys
+    float first_slot = 0;          // slot of key 0
+    const float* limit = nullptr;  // [width] last slot that a row sees
+    float* max = nullptr;          // [width]
+    float* sum = nullptr;          // [width]
+    float* alpha = nullptr;        // [width]
+    float* output = nullptr;       // [rows][head_dim]
+};
+
+// scores[key][row] = sum over d of k[key][d] * q[d][row]. Vectors run along rows and a key's element is
+// broadcast, so K is read as it lies in its page. A block of kKeys keys past the last one repeats the last
+// key; what it writes there is never read.
+template <int kVectors, int kKeys, class D>
+HWY_INLINE void score_block(D d, const TileArgs& t, int32_t key) {
+    using V = hn::Vec<D>;
+    const size_t lanes = hn::Lanes(d);
+    const float* k[kKeys];
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeys; ++i) {
+        k[i] = t.k + std::min(key + i, t.keys - 1) * t.head_dim;
+    }
+    V acc[kKeys][kVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeys; ++i) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+            acc[i][j] = hn::Zero(d);
+        }
+    }
+    const float* q = t.q;
+    for (int64_t e = 0; e < t.head_dim; ++e, q += t.q_stride) {
+        V qv[kVectors];
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+            qv[j] = hn::LoadU(d, q + j * lanes);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < kKeys; ++i) {
+            const V kv = hn::Set(d, k[i][e]);
+#pragma GCC unroll 4
+            for (int j = 0; j < kVectors; ++j) {
+                acc[i][j] = hn::MulAdd(kv, qv[j], acc[i][j]);
+            }
+        }
+    }
+    float* out = t.scores + key * t.width;
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeys; ++i, out += t.width) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+            hn::StoreU(acc[i][j], d, out + j * lanes);
+        }
+    }
+}
+
+// Scores -> probabilities, the running maximum and sum, and alpha = exp(old maximum - new). A score of a slot
+// that the row does not see becomes -inf, hence probability 0, which adds nothing anywhere.
+template <int kVectors, class D>
+HWY_INLINE void softmax_block(D d, const TileArgs& t) {
+    using V = hn::Vec<D>;
+    const size_t lanes = hn::Lanes(d);
+    V max[kVectors];
+    V sum[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+        max[j] = hn::LoadU(d, t.max + j * lanes);
+        sum[j] = hn::Zero(d);
+    }
+    if (t.masked) {
+        const V minus_inf = hn::Set(d, -std::numeric_limits<float>::infinity());
+        for (int32_t key = 0; key < t.keys; ++key) {
+            float* s = t.scores + key * t.width;
+            const V slot = hn::Set(d, t.first_slot + static_cast<float>(key));
+            for (int j = 0; j < kVectors; ++j) {
+                const auto hidden = hn::Gt(slot, hn::LoadU(d, t.limit + j * lanes));
+                hn::StoreU(hn::IfThenElse(hidden, minus_inf, hn::LoadU(d, s + j * lanes)), d, s + j * lanes);
+            }
+        }
+    }
+    for (int32_t key = 0; key < t.keys; ++key) {
+        const float* s = t.scores + key * t.width;
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+            max[j] = hn::Max(max[j], hn::LoadU(d, s + j * lanes));
+        }
+    }
+    for (int32_t key = 0; key < t.keys; ++key) {
+        float* s = t.scores + key * t.width;
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+            const V p = exp_simd(d, hn::Sub(hn::LoadU(d, s + j * lanes), max[j]));
+            hn::StoreU(p, d, s + j * lanes);
+            sum[j] = hn::Add(sum[j], p);
+        }
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+        const V alpha = exp_simd(d, hn::Sub(hn::LoadU(d, t.max + j * lanes), max[j]));
+        hn::StoreU(alpha, d, t.alpha + j * lanes);
+        hn::StoreU(max[j], d, t.max + j * lanes);
+        hn::StoreU(hn::MulAdd(hn::LoadU(d, t.sum + j * lanes), alpha, sum[j]), d, t.sum + j * lanes);
+    }
+}
+
+// output[row][columns] = output * alpha + sum over keys of p[key][row] * v[key][columns], for kRows rows from
+// `row` and kVectors vectors from `column`.
+template <int kRows, int kVectors, class D>
+HWY_INLINE void value_block(D d, const TileArgs& t, int32_t row, int64_t column) {
+    using V = hn::Vec<D>;
+    const size_t lanes = hn::Lanes(d);
+    float* output = t.output + row * t.head_dim + column;
+    V acc[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+        const V alpha = hn::Set(d, t.alpha[row + i]);
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+            acc[i][j] = hn::Mul(hn::LoadU(d, output + i * t.head_dim + j * lanes), alpha);
+        }
+    }
+    const float* p = t.scores + row;
+    const float* v = t.v + column;
+    for (int32_t key = 0; key < t.keys; ++key, p += t.width, v += t.head_dim) {
+        V vv[kVectors];
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+            vv[j] = hn::LoadU(d, v + j * lanes);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kRows; ++i) {
+            const V pv = hn::Set(d, p[i]);
+#pragma GCC unroll 4
+            for (int j = 0; j < kVectors; ++j) {
+                acc[i][j] = hn::MulAdd(pv, vv[j], acc[i][j]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) {
+            hn::StoreU(acc[i][j], d, output + i * t.head_dim + j * lanes);
+        }
+    }
+}
+
+template <int kRows>
+HWY_NOINLINE void value_rows(const TileArgs& t, int32_t row) {
+    const hn::ScalableTag<float> d;
+    constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;  // 6 rows x this many fill the registers
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+    int64_t column = 0;
+    for (; column + kVectors * lanes <= t.head_dim; column += kVectors * lanes) {
+        value_block<kRows, kVectors>(d, t, row, column);
+    }
+    for (; column < t.head_dim; column += lanes) {
+        value_block<kRows, 1>(d, t, row, column);
+    }
+}
+
+HWY_INLINE void value_tile(const TileArgs& t) {
+    int32_t row = 0;
+    for (; row + 6 <= t.rows; row += 6) {
+        value_rows<6>(t, row);
+    }
+    switch (t.rows - row) {
+        case 5:
+            return value_rows<5>(t, row);
+        case 4:
+            return value_rows<4>(t, row);
+        case 3:
+            return value_rows<3>(t, row);
+        case 2:
+            return value_rows<2>(t, row);
+        case 1:
+            return value_rows<1>(t, row);
+        default:
+            return;
+    }
+}
+
+// All of one tile for a group of kVectors vectors of rows.
+template <int kVectors, class D>
+HWY_NOINLINE void tile_step(D d, const TileArgs& t) {
+    // Accumulators: 24 of 32 registers with AVX-512, 12 of 16 with AVX2, and never under 8 chains in flight.
+    constexpr bool kWide = HWY_TARGET != HWY_AVX2;
+    constexpr int kKeys = kWide ? (kVectors == 1 ? 16 : 8) : (kVectors == 1 ? 8 : 4);
+    for (int32_t key = 0; key < t.keys; key += kKeys) {
+        score_block<kVectors, kKeys>(d, t, key);
+    }
+    softmax_block<kVectors>(d, t);
+    value_tile(t);
+}
+
+#endif  // HWY_TARGET != HWY_SCALAR
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera
+HWY_AFTER_NAMESPACE();
+
+#endif  // TESSERA_OPS_ATTENTION_KERNELS_INL_H_
