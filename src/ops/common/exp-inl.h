@@ -1,4 +1,5 @@
-// The vector twin of exp.h, compiled once per Highway target: include inside a file that uses foreach_target.h.
+// The vector twin of exp.h, compiled once per Highway target: include inside a file that uses
+// foreach_target.h.
 #if defined(TESSERA_OPS_COMMON_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_OPS_COMMON_EXP_INL_H_
 #undef TESSERA_OPS_COMMON_EXP_INL_H_

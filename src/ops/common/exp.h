@@ -1,5 +1,6 @@
 // exp, sigmoid and silu in float32: one sequence of operations, written here for scalars and in exp-inl.h for
-// vectors, so that both give the same bits on every machine. The error of exp_f32 is below 1 ulp (exp_test.cc).
+// vectors, so that both give the same bits on every machine. The error of exp_f32 is below 1 ulp
+// (exp_test.cc).
 #pragma once
 
 #include <bit>
@@ -8,8 +9,8 @@
 
 namespace tessera {
 
-// exp(x) = 2^n p(r), n = round(x log2 e), r = x - n ln 2 in two parts, p a polynomial of degree 7 on |r| <= 0.347.
-// Adding 1.5 * 2^23 rounds to an integer (ties to even) and leaves it in the low mantissa bits.
+// exp(x) = 2^n p(r), n = round(x log2 e), r = x - n ln 2 in two parts, p a polynomial of degree 7 on |r| <=
+// 0.347. Adding 1.5 * 2^23 rounds to an integer (ties to even) and leaves it in the low mantissa bits.
 struct ExpConstants {
     static constexpr float kMin = -104.0f;  // exp rounds to 0 below
     static constexpr float kMax = 89.0f;    // and to infinity above
@@ -18,8 +19,8 @@ struct ExpConstants {
     static constexpr float kLn2Low = 1.42860682030941723e-6f;
     static constexpr float kRound = 12582912.0f;
     static constexpr int kDegree = 7;
-    static constexpr float kPoly[kDegree + 1] = {1.0f,          1.0f,          0.5f,           0.166666672f,
-                                                 0.0416664854f, 0.0083333608f, 0.00139304355f, 0.000198527618f};
+    static constexpr float kPoly[kDegree + 1] = {
+        1.0f, 1.0f, 0.5f, 0.166666672f, 0.0416664854f, 0.0083333608f, 0.00139304355f, 0.000198527618f};
 };
 
 inline float exp_f32(float x) {
@@ -45,7 +46,11 @@ inline float exp_f32(float x) {
     return p * scale_a * scale_b;
 }
 
-inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
-inline float silu_f32(float x) { return x / (1.0f + exp_f32(-x)); }
+inline float sigmoid_f32(float x) {
+    return 1.0f / (1.0f + exp_f32(-x));
+}
+inline float silu_f32(float x) {
+    return x / (1.0f + exp_f32(-x));
+}
 
 }  // namespace tessera

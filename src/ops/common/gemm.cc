@@ -6,13 +6,11 @@
 #define HWY_TARGET_INCLUDE "ops/common/gemm.cc"
 #include <hwy/foreach_target.h>
 //
-#include <hwy/highway.h>
-
 #include <algorithm>
+#include <hwy/highway.h>
 
 #include "base/check.h"
 #include "ops/common/exp-inl.h"
-#include "ops/common/exp.h"
 #include "ops/common/gemm_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,25 +19,24 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_SCALAR
 
-void gemm_block_simd(const GemmBlockArgs& args) { gemm_block_ref(args); }
+void gemm_block_simd(const GemmBlockArgs& args) {
+    gemm_block_ref(args);
+}
 
-void silu_multiply_simd(const float* gate, const float* up, float* out, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-        out[i] = silu_f32(gate[i]) * up[i];
-    }
+void swiglu_block_simd(const SwigluBlockArgs& args) {
+    swiglu_block_ref(args);
 }
 
 #else
 
-// Rows from which widening a bfloat16 block once into float32 costs less than widening it in every tile.
-constexpr int64_t kWidenRows = 3 * kTileRows;
-constexpr int64_t kChunk = 256;  // k's per pass where a block is widened or rows are quantised; even
+constexpr int64_t kChunk = 256;  // k's per pass where rows are rounded to e4m3; even
 
 struct Rows {
     const float* pointers[kGemmRowsMax];
 };
 
-// out += rows[., first .. first + count) * block over the same k's, in tiles of up to kTileRows rows of even size.
+// out += rows[., first .. first + count) * block over the same k's, in tiles of up to kTileRows rows of even
+// size.
 template <class Weight>
 void multiply(const float* const* rows, int64_t row_count, const BlockSlice& slice, float* out) {
     const int64_t tiles = (row_count + kTileRows - 1) / kTileRows;
@@ -51,44 +48,38 @@ void multiply(const float* const* rows, int64_t row_count, const BlockSlice& sli
     }
 }
 
-void quantise_rows(const float* const* rows, int64_t row_count, int64_t count, float input_scale, float* out) {
-    for (int64_t r = 0; r < row_count; ++r) {
-        round_row_to_e4m3(rows[r], count, input_scale, out + r * kChunk);
+template <class Weight>
+void multiply_rounded(const GemmBlockArgs& args, const BlockSlice& whole) {
+    alignas(64) float rounded[kGemmRowsMax * kChunk];
+    Rows rows;
+    for (int64_t k = 0; k < whole.count; k += kChunk) {
+        BlockSlice slice = whole;
+        slice.count = std::min(kChunk, whole.count - k);
+        slice.words += k / Weight::kPerWord * whole.columns;
+        for (int64_t r = 0; r < args.row_count; ++r) {
+            rows.pointers[r] = rounded + r * kChunk;
+            round_row_to_e4m3(args.rows[r] + k, slice.count, args.weight->input_scale, rounded + r * kChunk);
+        }
+        multiply<Weight>(rows.pointers, args.row_count, slice, args.out);
     }
 }
 
-// The general path: k in chunks, each with its rows quantised and its weights widened where that is asked for.
-void multiply_chunked(const GemmBlockArgs& args, const BlockSlice& whole, bool widen) {
-    const PackedMatrix& weight = *args.weight;
-    alignas(64) float wide[kChunk * kBlockOutputs];
-    alignas(64) float quantised[kGemmRowsMax * kChunk];
-    Rows rows;
-    for (int64_t k = 0; k < weight.inputs; k += kChunk) {
-        const int64_t count = std::min(kChunk, weight.inputs - k);
-        for (int64_t r = 0; r < args.row_count; ++r) {
-            rows.pointers[r] = args.rows[r] + k;
+template <class Weight>
+void multiply_block(const GemmBlockArgs& args, const BlockSlice& slice) {
+    if (args.weight->input_scale > 0) {
+        multiply_rounded<Weight>(args, slice);
+    } else {
+        multiply<Weight>(args.rows, args.row_count, slice, args.out);
+    }
+}
+
+void scale_columns(const GemmBlockArgs& args, int64_t columns) {
+    const float in = args.weight->input_scale > 0 ? args.weight->input_scale : 1.0f;
+    const float* scales = args.weight->column_scale + args.block * kBlockOutputs;
+    for (int64_t r = 0; r < args.row_count; ++r) {
+        for (int64_t c = 0; c < columns; ++c) {
+            args.out[r * kBlockOutputs + c] *= scales[c] * in;
         }
-        if (weight.input_scale > 0) {
-            quantise_rows(rows.pointers, args.row_count, count, weight.input_scale, quantised);
-            for (int64_t r = 0; r < args.row_count; ++r) {
-                rows.pointers[r] = quantised + r * kChunk;
-            }
-        }
-        BlockSlice slice = whole;
-        slice.count = count;
-        if (weight.dtype == DType::kFloat32) {
-            slice.words = whole.words + k * whole.columns;
-            multiply<Float32Weight>(rows.pointers, args.row_count, slice, args.out);
-            continue;
-        }
-        slice.words = whole.words + k / 2 * whole.columns;
-        if (!widen) {
-            multiply<BFloat16Weight>(rows.pointers, args.row_count, slice, args.out);
-            continue;
-        }
-        widen_slice(slice, wide);
-        slice.words = reinterpret_cast<const uint32_t*>(wide);
-        multiply<Float32Weight>(rows.pointers, args.row_count, slice, args.out);
     }
 }
 
@@ -98,35 +89,29 @@ void gemm_block_simd(const GemmBlockArgs& args) {
     for (int64_t r = 0; r < args.row_count; ++r) {
         std::fill_n(args.out + r * kBlockOutputs, columns, 0.0f);
     }
-    const BlockSlice slice{reinterpret_cast<const uint32_t*>(weight.block_data(args.block)), columns, weight.inputs};
-    const bool widen = weight.dtype == DType::kBFloat16 && args.row_count >= kWidenRows;
-    if (weight.input_scale > 0 || widen) {
-        multiply_chunked(args, slice, widen);
-    } else if (weight.dtype == DType::kBFloat16) {
-        multiply<BFloat16Weight>(args.rows, args.row_count, slice, args.out);
+    const BlockSlice slice{reinterpret_cast<const uint32_t*>(weight.block_data(args.block)), columns,
+                           weight.inputs};
+    if (weight.dtype == DType::kBFloat16) {
+        multiply_block<BFloat16Weight>(args, slice);
     } else {
-        multiply<Float32Weight>(args.rows, args.row_count, slice, args.out);
+        multiply_block<Float32Weight>(args, slice);
     }
-    if (weight.column_scale == nullptr) {
-        return;
-    }
-    const float in = weight.input_scale > 0 ? weight.input_scale : 1.0f;
-    const float* scales = weight.column_scale + args.block * kBlockOutputs;
-    for (int64_t r = 0; r < args.row_count; ++r) {
-        for (int64_t c = 0; c < columns; ++c) {
-            args.out[r * kBlockOutputs + c] *= scales[c] * in;
-        }
+    if (weight.column_scale != nullptr) {
+        scale_columns(args, columns);
     }
 }
 
-void silu_multiply_simd(const float* gate, const float* up, float* out, int64_t n) {
+void swiglu_block_simd(const SwigluBlockArgs& args) {
     const Tag d;
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        hn::StoreU(hn::Mul(silu_simd(d, hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, out + i);
-    }
-    for (; i < n; ++i) {
-        out[i] = silu_f32(gate[i]) * up[i];
+    for (int64_t r = 0; r < args.rows; ++r) {
+        for (int64_t p = 0; p < args.pairs; ++p) {
+            const float* gate = args.out + r * kBlockOutputs + 2 * p * kPanelOutputs;
+            float* y = args.y + r * args.y_stride + p * kPanelOutputs;
+            for (int64_t i = 0; i < kPanelOutputs; i += kLanes) {
+                const Vector up = hn::LoadU(d, gate + kPanelOutputs + i);
+                hn::StoreU(hn::Mul(silu_simd(d, hn::LoadU(d, gate + i)), up), d, y + i);
+            }
+        }
     }
 }
 
@@ -140,15 +125,15 @@ HWY_AFTER_NAMESPACE();
 namespace tessera {
 
 HWY_EXPORT(gemm_block_simd);
-HWY_EXPORT(silu_multiply_simd);
+HWY_EXPORT(swiglu_block_simd);
 
 void gemm_block(const GemmBlockArgs& args) {
     check(args.row_count >= 1 && args.row_count <= kGemmRowsMax, "gemm_block: too many rows");
     HWY_DYNAMIC_DISPATCH(gemm_block_simd)(args);
 }
 
-void silu_multiply(const float* gate, const float* up, float* out, int64_t n) {
-    HWY_DYNAMIC_DISPATCH(silu_multiply_simd)(gate, up, out, n);
+void swiglu_block(const SwigluBlockArgs& args) {
+    HWY_DYNAMIC_DISPATCH(swiglu_block_simd)(args);
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
-// The one matrix kernel of the CPU backend: rows of activations times one block (up to 64 outputs) of a packed
-// weight. Every output is a single chain of fused multiply-adds over k = 0 .. inputs - 1, whatever the number of
-// rows and the vector width: so a row's result is the same bits in any batch, chunking, thread count or machine.
+// The one matrix kernel of the CPU backend: rows of activations times one block (up to 64 outputs) of a
+// packed weight. Every output is a single chain of fused multiply-adds over k = 0 .. inputs - 1, whatever the
+// number of rows and the vector width: so a row's result is the same bits in any batch, chunking, thread
+// count or machine.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +17,25 @@ struct GemmBlockArgs {
     int64_t row_count = 0;               // 1 .. kGemmRowsMax
     const PackedMatrix* weight = nullptr;
     int64_t block = 0;
-    float* out = nullptr;  // [row_count][kBlockOutputs], 64-byte aligned; columns past the block's are left alone
+    float* out =
+        nullptr;  // [row_count][kBlockOutputs], 64-byte aligned; columns past the block's are left alone
 };
 
-// Rounds the rows to e4m3 where weight->input_scale asks for it, and applies column_scale * input_scale at the end.
-// Uses some 180 KiB of stack.
+// Rounds the rows to e4m3 where weight->input_scale asks for it, and applies column_scale * input_scale at
+// the end. Uses some 100 KiB of stack then.
 void gemm_block(const GemmBlockArgs& args);
 void gemm_block_ref(const GemmBlockArgs& args);
 
-// out[i] = silu(gate[i]) * up[i]
-void silu_multiply(const float* gate, const float* up, float* out, int64_t n);
+// SwiGLU over what gemm_block left for a weight whose panels alternate gate and up: with g = out[r][32 p + i]
+// and u = out[r][32 p + 16 + i], y[r][16 p + i] = silu(g) * u for p < pairs, i < 16.
+struct SwigluBlockArgs {
+    const float* out = nullptr;  // [rows][kBlockOutputs]
+    int64_t rows = 0;
+    int64_t pairs = 0;  // of panels: 1 or 2
+    float* y = nullptr;
+    int64_t y_stride = 0;
+};
+void swiglu_block(const SwigluBlockArgs& args);
+void swiglu_block_ref(const SwigluBlockArgs& args);
 
 }  // namespace tessera

@@ -27,4 +27,13 @@ void gemm_block_ref(const GemmBlockArgs& args) {
     }
 }
 
+void swiglu_block_ref(const SwigluBlockArgs& args) {
+    for (int64_t r = 0; r < args.rows; ++r) {
+        for (int64_t i = 0; i < args.pairs * kPanelOutputs; ++i) {
+            const float* gate = args.out + r * kBlockOutputs + i / kPanelOutputs * kPanelOutputs + i;
+            args.y[r * args.y_stride + i] = silu_f32(gate[0]) * gate[kPanelOutputs];
+        }
+    }
+}
+
 }  // namespace tessera

@@ -1,8 +1,10 @@
-// Register tiles of the matrix kernel, compiled once per Highway target (see gemm.h for the order of the sums).
+// Register tiles of the matrix kernel, compiled once per Highway target (see gemm.h for the order of the
+// sums).
 //
-// A tile is up to 6 rows by kVectors vectors of outputs, held in registers over all k's. AVX-512: 6 x 4 vectors =
-// 24 accumulators, 4 weights, 1 broadcast of 32 registers; per k 24 multiply-adds (12 cycles on two ports) against
-// 10 loads (5 cycles). AVX2: 6 x 2 vectors = 12 + 2 + 1 of 16 registers, 12 multiply-adds against 8 loads.
+// A tile is up to 6 rows by kVectors vectors of outputs, held in registers over all k's. AVX-512: 6 x 4
+// vectors = 24 accumulators, 4 weights, 1 broadcast of 32 registers; per k 24 multiply-adds (12 cycles on two
+// ports) against 10 loads (5 cycles). AVX2: 6 x 2 vectors = 12 + 2 + 1 of 16 registers, 12 multiply-adds
+// against 8 loads.
 #if defined(TESSERA_OPS_COMMON_GEMM_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
 #undef TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
@@ -141,21 +143,6 @@ HWY_INLINE void tile_rows(const float* const* rows, int row_count, const BlockSl
             return tile_columns<5, Weight>(rows, slice, out);
         default:
             return tile_columns<kTileRows, Weight>(rows, slice, out);
-    }
-}
-
-// A bfloat16 slice as float32 [count][columns].
-HWY_INLINE void widen_slice(const BlockSlice& slice, float* out) {
-    const Tag d;
-    const uint32_t* words = slice.words;
-    for (int64_t k = 0; k < slice.count; k += 2) {
-        for (int64_t c = 0; c < slice.columns; c += kLanes) {
-            hn::Store(BFloat16Weight::widen<0>(words + c), d, out + k * slice.columns + c);
-            if (k + 1 < slice.count) {
-                hn::Store(BFloat16Weight::widen<1>(words + c), d, out + (k + 1) * slice.columns + c);
-            }
-        }
-        words += slice.columns;
     }
 }
 

@@ -7,7 +7,9 @@
 
 namespace tessera {
 
-inline float bf16_to_f32(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float bf16_to_f32(uint16_t bits) {
+    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 
 // Rounds to nearest even; a NaN stays a NaN.
 inline uint16_t f32_to_bf16(float value) {

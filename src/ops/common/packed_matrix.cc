@@ -11,7 +11,8 @@ namespace {
 template <typename T>
 T load(const void* data, int64_t index) {
     T value;
-    std::memcpy(&value, static_cast<const std::byte*>(data) + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    std::memcpy(&value, static_cast<const std::byte*>(data) + index * static_cast<int64_t>(sizeof(T)),
+                sizeof(T));
     return value;
 }
 
@@ -52,13 +53,16 @@ DType packed_dtype(DType source) {
     return source == DType::kBFloat16 || source == DType::kFloat8E4M3 ? DType::kBFloat16 : DType::kFloat32;
 }
 
-int64_t pack_scratch_bytes(int64_t inputs) { return (inputs + 1) * 4 * kPanelOutputs; }
+int64_t pack_scratch_bytes(int64_t inputs) {
+    return (inputs + 1) * 4 * kPanelOutputs;
+}
 
 void pack_panel(const PackedMatrix& matrix, int64_t panel, const PanelSource& source, std::byte* scratch) {
     check(source.rows >= 1 && source.rows <= kPanelOutputs && source.source->inputs == matrix.inputs &&
               source.row + source.rows <= source.source->rows,
           "pack_panel: the panel does not fit its source");
-    check(packed_dtype(source.source->dtype) == matrix.dtype, "pack_panel: sources of one matrix differ in dtype");
+    check(packed_dtype(source.source->dtype) == matrix.dtype,
+          "pack_panel: sources of one matrix differ in dtype");
     const int64_t words = matrix.dtype == DType::kBFloat16 ? (matrix.inputs + 1) / 2 : matrix.inputs;
     auto* rows = reinterpret_cast<uint32_t*>(scratch);  // [16][words]
     for (int64_t r = 0; r < kPanelOutputs; ++r) {

@@ -1,10 +1,11 @@
-// PackedMatrix: a linear layer's weight in the layout that the CPU kernels stream. Outputs are grouped in panels of
-// 16 and panels in blocks of 4 (the last block may have fewer); a block is stored k by k:
-//   bfloat16: [inputs / 2][panels of the block][16] pairs of k and k + 1 in one 32-bit word (low half = k; an odd
+// PackedMatrix: a linear layer's weight in the layout that the CPU kernels stream. Outputs are grouped in
+// panels of 16 and panels in blocks of 4 (the last block may have fewer); a block is stored k by k:
+//   bfloat16: [inputs / 2][panels of the block][16] pairs of k and k + 1 in one 32-bit word (low half = k; an
+//   odd
 //             last k is paired with zero), so that one shift or mask widens 16 weights;
 //   float32:  [inputs][panels of the block][16].
-// bfloat16 stays as it is, float8 e4m3 becomes bfloat16 (exactly) with its scale per column, float16 and float32
-// become float32. So one block is one sequential stream of memory.
+// bfloat16 stays as it is, float8 e4m3 becomes bfloat16 (exactly) with its scale per column, float16 and
+// float32 become float32. So one block is one sequential stream of memory.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +28,15 @@ struct MatrixSource {
     float scale = 1.0f;  // of an FP8 weight: w * scale
 };
 
-// A view; the model's arena owns the bytes. Column n of the packed matrix is output n of the layer; columns past the
-// real outputs of a panel are zero.
+// A view; the model's arena owns the bytes. Column n of the packed matrix is output n of the layer; columns
+// past the real outputs of a panel are zero.
 struct PackedMatrix {
-    std::byte* data = nullptr;        // 64-byte aligned
-    DType dtype = DType::kBFloat16;   // kBFloat16 or kFloat32
-    int64_t outputs = 0;              // a multiple of 16
+    std::byte* data = nullptr;       // 64-byte aligned
+    DType dtype = DType::kBFloat16;  // kBFloat16 or kFloat32
+    int64_t outputs = 0;             // a multiple of 16
     int64_t inputs = 0;
-    float* column_scale = nullptr;    // [outputs]; null = all 1
-    float input_scale = 0.0f;         // > 0: x is first rounded to e4m3(x / input_scale)
+    float* column_scale = nullptr;  // [outputs]; null = all 1
+    float input_scale = 0.0f;       // > 0: x is first rounded to e4m3(x / input_scale)
 
     int64_t panels() const { return outputs / kPanelOutputs; }
     int64_t blocks() const { return (panels() + kBlockPanels - 1) / kBlockPanels; }
@@ -54,9 +55,9 @@ struct PackedMatrix {
 // The dtype that a weight of dtype `source` is packed in.
 DType packed_dtype(DType source);
 
-// Fills one panel of `matrix` from rows [row, row + rows) of source, 1 <= rows <= 16; where column_scale is set, its
-// 16 entries become source.scale. `scratch` holds at least pack_scratch_bytes(inputs). Panels may be filled by
-// different threads at once.
+// Fills one panel of `matrix` from rows [row, row + rows) of source, 1 <= rows <= 16; where column_scale is
+// set, its 16 entries become source.scale. `scratch` holds at least pack_scratch_bytes(inputs). Panels may be
+// filled by different threads at once.
 struct PanelSource {
     const MatrixSource* source = nullptr;
     int64_t row = 0;

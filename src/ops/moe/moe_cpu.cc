@@ -1,0 +1,216 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "ops/common/gemm.h"
+#include "ops/moe/moe.h"
+
+namespace tessera {
+namespace {
+
+int64_t padded(int64_t width) {
+    return (width + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs;
+}
+
+int64_t chunks_of(int64_t rows) {
+    return (rows + kGemmRowsMax - 1) / kGemmRowsMax;
+}
+
+}  // namespace
+
+MoeWorkspace::MoeWorkspace(const MoeShape& shape) : tokens_max_(shape.tokens_max) {
+    const int64_t rows = shape.tokens_max * shape.k;
+    first_.resize(static_cast<size_t>(shape.experts) + 1);
+    active_.reserve(static_cast<size_t>(shape.experts));
+    tokens_.resize(static_cast<size_t>(rows));
+    weights_.resize(static_cast<size_t>(rows));
+    const int64_t blocks = (padded(shape.width) * 2 + kBlockOutputs - 1) / kBlockOutputs;
+    const int64_t shared_blocks = (padded(shape.shared_width) * 2 + kBlockOutputs - 1) / kBlockOutputs;
+    const int64_t expert_chunks = std::min(rows, rows / kGemmRowsMax + shape.experts);
+    items_.reserve(static_cast<size_t>(expert_chunks * blocks + chunks_of(shape.tokens_max) * shared_blocks));
+    hidden_floats_ = rows * padded(shape.width) + shape.tokens_max * padded(shape.shared_width);
+    hidden_ = HostBuffer(hidden_floats_ * 4);
+}
+
+// One call of moe(): the rows of each expert are gathered into lists; then all gate and up projections (with
+// SwiGLU) run as one parallel loop over (expert, rows, block of outputs), and all down projections with the
+// sum over the experts as a second one over (tokens, block of outputs), so that a token's sum has one owner.
+class MoeRun {
+  public:
+    explicit MoeRun(const MoeArgs& args)
+        : args_(args), ws_(*args.workspace), experts_(static_cast<int64_t>(args.experts.size())) {
+        width_ = experts_ > 0 ? args.experts[0].gate_up.outputs / 2 : 0;
+        shared_width_ = args.shared != nullptr ? args.shared->gate_up.outputs / 2 : 0;
+        check(args.tokens <= ws_.tokens_max_ && experts_ < static_cast<int64_t>(ws_.first_.size()) &&
+                  args.tokens * args.k <= static_cast<int64_t>(ws_.tokens_.size()) &&
+                  args.tokens * (args.k * width_ + shared_width_) <= ws_.hidden_floats_,
+              "moe: the workspace is too small");
+    }
+
+    void run(const OpContext& context) {
+        sort_rows();
+        list_items();
+        context.threads.parallel_for(static_cast<int64_t>(ws_.items_.size()),
+                                     [&](int64_t i, int) { gate_up(ws_.items_[static_cast<size_t>(i)]); });
+        const int64_t blocks = (args_.hidden + kBlockOutputs - 1) / kBlockOutputs;
+        const int64_t chunks = chunks_of(args_.tokens);
+        context.threads.parallel_for(chunks * blocks, [&](int64_t i, int) {
+            const int64_t chunk = i / blocks;
+            down(args_.tokens * chunk / chunks, args_.tokens * (chunk + 1) / chunks, i % blocks);
+        });
+    }
+
+  private:
+    const ExpertWeights& expert(int64_t e) const {
+        return e < experts_ ? args_.experts[static_cast<size_t>(e)] : *args_.shared;
+    }
+
+    // A counting sort of the (token, expert) pairs by expert; tokens stay in order.
+    void sort_rows() {
+        const int64_t rows = args_.tokens * args_.k;
+        std::vector<int32_t>& first = ws_.first_;
+        std::fill(first.begin(), first.end(), 0);
+        for (int64_t i = 0; i < rows; ++i) {
+            ++first[static_cast<size_t>(args_.chosen[i]) + 1];
+        }
+        ws_.active_.clear();
+        for (int64_t e = 0; e < experts_; ++e) {
+            if (first[static_cast<size_t>(e) + 1] > 0) {
+                ws_.active_.push_back(static_cast<int32_t>(e));
+            }
+            first[static_cast<size_t>(e) + 1] += first[static_cast<size_t>(e)];
+        }
+        // Filling moves each beginning to its end, which is the next expert's beginning: shift back
+        // afterwards.
+        for (int64_t i = 0; i < rows; ++i) {
+            const auto row = static_cast<size_t>(first[static_cast<size_t>(args_.chosen[i])]++);
+            ws_.tokens_[row] = static_cast<int32_t>(i / args_.k);
+            ws_.weights_[row] = args_.weights[i];
+        }
+        for (int64_t e = experts_; e > 0; --e) {
+            first[static_cast<size_t>(e)] = first[static_cast<size_t>(e) - 1];
+        }
+        first[0] = 0;
+    }
+
+    void list_items() {
+        ws_.items_.clear();
+        if (args_.shared != nullptr) {
+            add_items(experts_, args_.tokens);
+        }
+        for (int32_t e : ws_.active_) {
+            add_items(e, ws_.first_[static_cast<size_t>(e) + 1] - ws_.first_[static_cast<size_t>(e)]);
+        }
+    }
+
+    void add_items(int64_t e, int64_t rows) {
+        const int64_t chunks = chunks_of(rows);
+        const int64_t blocks = expert(e).gate_up.blocks();
+        for (int64_t c = 0; c < chunks; ++c) {
+            const int64_t row = rows * c / chunks;
+            for (int64_t b = 0; b < blocks; ++b) {
+                ws_.items_.push_back({static_cast<int32_t>(e), static_cast<int32_t>(row),
+                                      static_cast<int32_t>(rows * (c + 1) / chunks - row),
+                                      static_cast<int32_t>(b)});
+            }
+        }
+    }
+
+    // The SwiGLU outputs of an expert's row: [width] floats.
+    float* hidden_row(int64_t e, int64_t row) const {
+        float* hidden = ws_.hidden_.as<float>();
+        if (e < experts_) {
+            return hidden + (ws_.first_[static_cast<size_t>(e)] + row) * width_;
+        }
+        return hidden + args_.tokens * args_.k * width_ + row * shared_width_;
+    }
+
+    void gate_up(const MoeWorkspace::Item& item) const {
+        const float* rows[kGemmRowsMax];
+        for (int64_t r = 0; r < item.rows; ++r) {
+            int64_t token = item.row + r;
+            if (item.expert < experts_) {
+                token =
+                    ws_.tokens_[static_cast<size_t>(ws_.first_[static_cast<size_t>(item.expert)] + token)];
+            }
+            rows[r] = args_.x + token * args_.x_stride;
+        }
+        const PackedMatrix& weight = expert(item.expert).gate_up;
+        alignas(64) float out[kGemmRowsMax * kBlockOutputs];
+        gemm_block({rows, item.rows, &weight, item.block, out});
+        swiglu_block({out, item.rows, weight.block_panels(item.block) / 2,
+                      hidden_row(item.expert, item.row) + item.block * kBlockOutputs / 2,
+                      item.expert < experts_ ? width_ : shared_width_});
+    }
+
+    // The sums of the tokens [begin, end) for one block of outputs.
+    struct Sums {
+        float* data = nullptr;  // [end - begin][kBlockOutputs]
+        int64_t begin = 0;
+        int64_t end = 0;
+        int64_t block = 0;
+    };
+
+    // y[begin .. end) += the sum over experts, for one block of outputs.
+    void down(int64_t begin, int64_t end, int64_t block) const {
+        alignas(64) float data[kGemmRowsMax * kBlockOutputs];
+        std::fill_n(data, (end - begin) * kBlockOutputs, 0.0f);
+        const Sums sums{data, begin, end, block};
+        for (int32_t e : ws_.active_) {
+            const int32_t* tokens = ws_.tokens_.data();
+            const int32_t* first = tokens + ws_.first_[static_cast<size_t>(e)];
+            const int32_t* last = tokens + ws_.first_[static_cast<size_t>(e) + 1];
+            const int32_t* from = std::lower_bound(first, last, begin);
+            const int32_t* to = std::lower_bound(from, last, end);
+            if (from != to) {
+                add_expert(e, from - first, to - from, sums);
+            }
+        }
+        if (args_.shared != nullptr) {
+            add_expert(experts_, begin, end - begin, sums);
+        }
+        const int64_t columns = std::min(kBlockOutputs, args_.hidden - block * kBlockOutputs);
+        for (int64_t t = begin; t < end; ++t) {
+            float* y = args_.y + t * args_.y_stride + block * kBlockOutputs;
+            const float* sum = data + (t - begin) * kBlockOutputs;
+            for (int64_t c = 0; c < columns; ++c) {
+                y[c] += sum[c];
+            }
+        }
+    }
+
+    // sums += weight * down(row) for the rows [row, row + rows) of an expert.
+    void add_expert(int64_t e, int64_t row, int64_t rows, const Sums& sums) const {
+        const float* pointers[kGemmRowsMax];
+        for (int64_t r = 0; r < rows; ++r) {
+            pointers[r] = hidden_row(e, row + r);
+        }
+        alignas(64) float out[kGemmRowsMax * kBlockOutputs];
+        gemm_block({pointers, rows, &expert(e).down, sums.block, out});
+        const int64_t columns = expert(e).down.block_panels(sums.block) * kPanelOutputs;
+        for (int64_t r = 0; r < rows; ++r) {
+            int64_t token = row + r;
+            float weight = 1.0f;
+            if (e < experts_) {
+                const auto index = static_cast<size_t>(ws_.first_[static_cast<size_t>(e)] + row + r);
+                token = ws_.tokens_[index];
+                weight = ws_.weights_[index];
+            }
+            float* sum = sums.data + (token - sums.begin) * kBlockOutputs;
+            for (int64_t c = 0; c < columns; ++c) {
+                sum[c] += weight * out[r * kBlockOutputs + c];
+            }
+        }
+    }
+
+    const MoeArgs& args_;
+    MoeWorkspace& ws_;
+    int64_t experts_ = 0;
+    int64_t width_ = 0;  // padded to 16, as the packed weights have it
+    int64_t shared_width_ = 0;
+};
+
+void moe(const OpContext& context, const MoeArgs& args) {
+    MoeRun(args).run(context);
+}
+
+}  // namespace tessera
