@@ -1,0 +1,44 @@
+#include "server/openai_context.h"
+
+#include <fmt/format.h>
+#include <random>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+// SplitMix64: distinct inputs give distinct, well-mixed outputs.
+uint64_t mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15U;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+    return x ^ (x >> 31);
+}
+
+uint64_t random_base() {
+    std::random_device device;
+    return (uint64_t{device()} << 32) | device();
+}
+
+}  // namespace
+
+RandomSource::RandomSource() : base_(random_base()) {}
+
+uint64_t RandomSource::next() const {
+    return mix(base_ + mix(counter_.fetch_add(1, std::memory_order_relaxed)));
+}
+
+std::string RandomSource::hex(int digits) const {
+    return fmt::format("{:016x}{:016x}", next(), next()).substr(0, static_cast<size_t>(digits));
+}
+
+OpenAiService::Context::Context(OpenAiConfig service_config, Engine& service_engine,
+                                const Tokenizer& service_tokenizer, ServerMetrics* service_metrics)
+    : config(std::move(service_config)),
+      engine(service_engine),
+      tokenizer(service_tokenizer),
+      metrics(service_metrics),
+      tokens(service_tokenizer.token_suffix()),
+      think_end(service_tokenizer.added_token(tokens.think_end).value_or(-1)) {}
+
+}  // namespace tessera
