@@ -17,30 +17,35 @@ struct HttpRequest {
     std::string query;
     std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
     std::string body;
-    std::string request_id;  // X-Request-Id as given (checked: printable, at most 128 bytes), or one that we made
-    std::string tenant;      // a digest of the API key that was used; empty without keys
+    std::string
+        request_id;      // X-Request-Id as given (checked: printable, at most 128 bytes), or one that we made
+    std::string tenant;  // a digest of the API key that was used; empty without keys
 
     std::string_view header(std::string_view lower_case_name) const;  // empty when absent
 };
 
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
-// One request and its answer. Every member may be called from any thread; calls after the client has gone do nothing.
-// Exactly one of respond() and start_stream() is called, once. A handler that lets go of the exchange without an
-// answer answers 500.
+// One request and its answer. Every member may be called from any thread; calls after the client has gone do
+// nothing. Exactly one of respond() and start_stream() is called, once. A handler that lets go of the
+// exchange without an answer answers 500.
 class HttpExchange {
   public:
     virtual ~HttpExchange() = default;
     virtual const HttpRequest& request() const = 0;
-    virtual void respond(int status, std::string content_type, std::string body, HttpHeaders headers = {}) = 0;
-    // A chunked answer; write() pieces, then end(). Pieces are queued and written in order, several in one system call
-    // when they queue up. False: the client is gone, or did not read and its queue is over the bound, and was cut.
+    virtual void respond(int status, std::string content_type, std::string body,
+                         HttpHeaders headers = {}) = 0;
+    // A chunked answer; write() pieces, then end(). Pieces are queued and written in order, several in one
+    // system call when they queue up. False: the client is gone, or did not read and its queue is over the
+    // bound, and was cut.
     virtual void start_stream(int status, std::string content_type, HttpHeaders headers = {}) = 0;
     virtual bool write(std::string piece) = 0;
     virtual void end() = 0;
-    // Called once, from an I/O thread, when the client goes away before the answer is complete (at once if it has gone).
+    // Called once, from an I/O thread, when the client goes away before the answer is complete (at once if it
+    // has gone).
     virtual void on_disconnect(std::function<void()> callback) = 0;
-    // Runs `task` on an I/O thread after `delay`, unless the exchange is over by then (for pings and deadlines).
+    // Runs `task` on an I/O thread after `delay`, unless the exchange is over by then (for pings and
+    // deadlines).
     virtual void after(std::chrono::milliseconds delay, std::function<void()> task) = 0;
 };
 
@@ -57,7 +62,7 @@ struct HttpRoute {
 
 struct HttpServerConfig {
     std::string host = "127.0.0.1";
-    int port = 8000;  // 0 = any free port
+    int port = 8000;                          // 0 = any free port
     std::string tls_cert_file, tls_key_file;  // both or none
     std::vector<std::string> api_keys;
     std::vector<std::string> allowed_origins;  // beside the server's own; no CORS headers for others
@@ -73,6 +78,8 @@ struct HttpServerConfig {
     std::chrono::milliseconds body_timeout{30'000};
     std::chrono::milliseconds idle_timeout{75'000};   // keep-alive
     std::chrono::milliseconds write_timeout{30'000};  // no progress of a write
+    bool log_requests =
+        false;  // a line for each answer: id, method, path, status, time; never a body or a query
 };
 
 }  // namespace tessera

@@ -48,8 +48,10 @@ class HttpServer {
 
   private:
     struct Impl;
-    explicit HttpServer(std::unique_ptr<Impl> impl);
     std::unique_ptr<Impl> impl_;
+
+  public:
+    explicit HttpServer(std::unique_ptr<Impl> impl);  // create() makes it
 };
 
 }  // namespace tessera
