@@ -2,9 +2,10 @@
 // stop string's beginning before it is known to be none.
 #pragma once
 
-#include <memory>
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "text/tokenizer.h"
@@ -25,7 +26,8 @@ class Detokenizer {
     std::string held_;  // 0 to 3 bytes of an incomplete code point
 };
 
-// Finds the earliest end of any stop string in a growing text. Linear in the text.
+// Finds the earliest end of any stop string in a growing text; of several that end there the longest, so that nothing
+// of it is shown. Linear in the text. Empty stop strings are ignored.
 class StopMatcher {
   public:
     explicit StopMatcher(std::vector<std::string> stops, bool include_stop = false);
@@ -37,9 +39,22 @@ class StopMatcher {
     std::string flush();  // what was held back
 
   private:
-    std::vector<std::string> stops_;
+    // One state for each beginning of a stop string (an Aho-Corasick automaton).
+    struct State {
+        std::vector<std::pair<char, int32_t>> next;
+        int32_t fallback = 0;  // the longest proper suffix that is a state
+        int32_t depth = 0;     // bytes of the beginning
+        int32_t match = 0;     // bytes of the longest stop string that ends here; 0: none
+    };
+
+    int32_t find(int32_t state, char byte) const;
+    int32_t step(int32_t state, char byte) const;
+    void link();
+
     bool include_stop_;
-    std::string held_;
+    std::vector<State> states_;
+    int32_t state_ = 0;
+    std::string held_;  // the beginning of a stop string that the text ends in
     bool stopped_ = false;
 };
 
