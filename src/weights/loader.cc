@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "base/thread_pool.h"
-#include "weights/binder.h"
-#include "weights/checkpoint.h"
-#include "weights/config.h"
-#include "weights/files.h"
-#include "weights/fingerprint.h"
-#include "weights/quant_config.h"
+#include "weights/bind/binder.h"
+#include "weights/checkpoint/checkpoint.h"
+#include "weights/checkpoint/files.h"
+#include "weights/checkpoint/fingerprint.h"
+#include "weights/config/config.h"
+#include "weights/config/quant_config.h"
 
 namespace tessera {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "base/status.h"
 #include "base/thread_pool.h"
-#include "weights/files.h"
-#include "weights/safetensors.h"
+#include "weights/checkpoint/files.h"
+#include "weights/checkpoint/safetensors.h"
 
 namespace tessera {
 

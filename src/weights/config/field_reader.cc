@@ -1,4 +1,4 @@
-#include "weights/field_reader.h"
+#include "weights/config/field_reader.h"
 
 #include <cmath>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "weights/files.h"
+#include "weights/checkpoint/files.h"
 
 #include <cerrno>
 #include <cstring>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "weights/checkpoint.h"
+#include "weights/checkpoint/checkpoint.h"
 
 namespace tessera {
 

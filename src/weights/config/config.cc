@@ -1,10 +1,10 @@
-#include "weights/config.h"
+#include "weights/config/config.h"
 
 #include <algorithm>
 #include <fmt/format.h>
 
-#include "weights/field_reader.h"
-#include "weights/files.h"
+#include "weights/checkpoint/files.h"
+#include "weights/config/field_reader.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "weights/float_convert.h"
+#include "weights/bind/float_convert.h"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "weights/name_map.h"
+#include "weights/checkpoint/name_map.h"
 
 #include <array>
 #include <fmt/format.h>

@@ -1,11 +1,11 @@
-#include "weights/quant_config.h"
+#include "weights/config/quant_config.h"
 
 #include <algorithm>
 #include <array>
 #include <fmt/format.h>
 
-#include "weights/field_reader.h"
-#include "weights/name_map.h"
+#include "weights/checkpoint/name_map.h"
+#include "weights/config/field_reader.h"
 
 namespace tessera {
 namespace {

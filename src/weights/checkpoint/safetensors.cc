@@ -1,4 +1,4 @@
-#include "weights/safetensors.h"
+#include "weights/checkpoint/safetensors.h"
 
 #include <algorithm>
 #include <array>

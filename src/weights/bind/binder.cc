@@ -1,4 +1,4 @@
-#include "weights/binder.h"
+#include "weights/bind/binder.h"
 
 #include <array>
 #include <cmath>
@@ -7,8 +7,8 @@
 #include <initializer_list>
 
 #include "base/log.h"
-#include "weights/float_convert.h"
-#include "weights/name_map.h"
+#include "weights/bind/float_convert.h"
+#include "weights/checkpoint/name_map.h"
 
 namespace tessera {
 namespace {

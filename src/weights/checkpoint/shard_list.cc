@@ -1,11 +1,11 @@
-#include "weights/shard_list.h"
+#include "weights/checkpoint/shard_list.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <fmt/format.h>
 
 #include "base/json.h"
-#include "weights/files.h"
+#include "weights/checkpoint/files.h"
 
 namespace tessera {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "base/status.h"
 #include "types/model_config.h"
-#include "weights/checkpoint.h"
+#include "weights/checkpoint/checkpoint.h"
+#include "weights/config/quant_config.h"
 #include "weights/model_weights.h"
-#include "weights/quant_config.h"
 
 namespace tessera {
 

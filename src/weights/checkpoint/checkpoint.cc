@@ -1,4 +1,4 @@
-#include "weights/checkpoint.h"
+#include "weights/checkpoint/checkpoint.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "base/clock.h"
-#include "weights/name_map.h"
-#include "weights/shard_list.h"
+#include "weights/checkpoint/name_map.h"
+#include "weights/checkpoint/shard_list.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "weights/fingerprint.h"
+#include "weights/checkpoint/fingerprint.h"
 
 #include <memory>
 #include <openssl/evp.h>
