@@ -1,8 +1,9 @@
-// Hy3Model: one forward pass of hy_v3 over a batch of sequences on the CPU, with a paged KV cache. It knows nothing
-// of requests or of page policy.
+// Hy3Model: one forward pass of hy_v3 over a batch of sequences on the CPU, with a paged KV cache. It knows
+// nothing of requests or of page policy.
 //
-// Numbers (design.md section 5): float32 activations over the checkpoint's weights; every sum runs in a fixed order
-// that depends on neither the batch nor the chunking, so a token's result is the same bits in any company.
+// Numbers (design.md section 5): float32 activations over the checkpoint's weights; every sum runs in a fixed
+// order that depends on neither the batch nor the chunking, so a token's result is the same bits in any
+// company.
 #pragma once
 
 #include <memory>
@@ -26,9 +27,9 @@ struct ModelOptions {
 
 // A run of consecutive tokens of one sequence inside a batch.
 struct SequenceSpan {
-    int32_t first = 0;     // index of its first token in the batch
-    int32_t q_len = 0;     // >= 1
-    int32_t position = 0;  // of its first token; earlier positions are in the pages already
+    int32_t first = 0;              // index of its first token in the batch
+    int32_t q_len = 0;              // >= 1
+    int32_t position = 0;           // of its first token; earlier positions are in the pages already
     std::span<const PageId> pages;  // page i holds slots [64 i, 64 i + 64); covers all slots written here
 };
 
@@ -52,15 +53,16 @@ struct ForwardOutput {
 
 // For the layer-by-layer comparison with the reference; null members are skipped.
 struct ForwardTrace {
-    std::vector<std::vector<float>> hidden;         // [layers + 1][T * hidden]: 0 = embeddings, last = after the final norm
+    std::vector<std::vector<float>>
+        hidden;  // [layers + 1][T * hidden]: 0 = embeddings, last = after the final norm
     std::vector<std::vector<float>> router_logits;  // [layers][T * experts], empty for dense layers
 };
 
 // The MTP layer over entries (hidden state t, token t + 1): entry at batch index i has RoPE position
 // sequence.position + (i - first) and writes KV slot position + 1; it attends the slots 1 .. position + 1.
 struct MtpBatch {
-    const float* hidden = nullptr;            // [T, hidden]: final-normed state of t
-    std::span<const TokenId> next_tokens;     // [T]: token t + 1
+    const float* hidden = nullptr;         // [T, hidden]: final-normed state of t
+    std::span<const TokenId> next_tokens;  // [T]: token t + 1
     std::span<const SequenceSpan> sequences;
     std::span<const int32_t> logit_rows;
     PagePoolView pool;
@@ -68,8 +70,9 @@ struct MtpBatch {
 
 class Hy3Model {
   public:
-    // Packs the weights into the kernels' layouts; `weights` and its memory may go afterwards. `pool` must outlive the
-    // model. Refuses what it cannot compute (for example head_dim not a multiple of 16), naming the field.
+    // Packs the weights into the kernels' layouts; `weights` and its memory may go afterwards. `pool` must
+    // outlive the model. Refuses what it cannot compute (for example head_dim not a multiple of 16), naming
+    // the field.
     static Result<std::unique_ptr<Hy3Model>> create(const ModelConfig& config, const ModelWeights& weights,
                                                     const ModelOptions& options, ThreadPool& pool);
     virtual ~Hy3Model() = default;
@@ -78,10 +81,12 @@ class Hy3Model {
     virtual const PageFormat& page_format() const = 0;
     virtual int64_t packed_bytes() const = 0;
 
-    // Writes K and V of every token into the pages (and a page's trailer when its last slot is written), and the wanted
-    // outputs. REQUIRES: T in [1, tokens_max], tokens in range. One caller at a time.
-    virtual void forward(const ForwardBatch& batch, const ForwardOutput& output, ForwardTrace* trace = nullptr) = 0;
-    // REQUIRES: config().num_mtp_layers == 1. output.hidden = final-normed state y' (the p of a chained draft).
+    // Writes K and V of every token into the pages (and a page's trailer when its last slot is written), and
+    // the wanted outputs. REQUIRES: T in [1, tokens_max], tokens in range. One caller at a time.
+    virtual void forward(const ForwardBatch& batch, const ForwardOutput& output,
+                         ForwardTrace* trace = nullptr) = 0;
+    // REQUIRES: config().num_mtp_layers == 1. output.hidden = final-normed state y' (the p of a chained
+    // draft).
     virtual void mtp_forward(const MtpBatch& batch, const ForwardOutput& output) = 0;
 };
 

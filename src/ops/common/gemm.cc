@@ -16,6 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
+namespace {  // each file has its own
 
 #if HWY_TARGET == HWY_SCALAR
 
@@ -117,6 +118,7 @@ void swiglu_block_simd(const SwigluBlockArgs& args) {
 
 #endif
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();

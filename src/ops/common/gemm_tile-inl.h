@@ -20,6 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
+namespace {  // each file has its own
 #if HWY_TARGET != HWY_SCALAR
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -172,6 +173,7 @@ HWY_INLINE void round_row_to_e4m3(const float* x, int64_t n, float scale, float*
 }
 
 #endif  // HWY_TARGET != HWY_SCALAR
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();

@@ -12,6 +12,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
+namespace {  // each file has its own
 
 #if HWY_TARGET == HWY_SCALAR
 
@@ -75,6 +76,7 @@ void rms_norm_simd(const RmsNormArgs& args) {
 
 #endif
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();

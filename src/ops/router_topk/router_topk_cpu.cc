@@ -15,6 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
+namespace {  // each file has its own
 
 void sigmoid_row(const float* logits, int64_t n, float* scores) {
     int64_t i = 0;
@@ -30,6 +31,7 @@ void sigmoid_row(const float* logits, int64_t n, float* scores) {
     }
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();

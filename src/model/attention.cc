@@ -1,0 +1,60 @@
+#include "model/attention.h"
+
+#include <cmath>
+
+#include "ops/linear/linear.h"
+
+namespace tessera {
+
+void self_attention(Step& step, const PackedLayer& layer, int64_t kv_layer) {
+    const ModelConfig& config = step.config;
+    Workspace& work = step.work;
+    const int64_t width = config.q_width() + 2 * config.kv_width();
+    linear(step.ops, {.x = work.normed,
+                      .x_stride = config.hidden_size,
+                      .rows = step.tokens,
+                      .weight = &layer.qkv,
+                      .y = work.qkv,
+                      .y_stride = width,
+                      .outputs = width});
+    qkv_post(step.ops, {.tokens = step.tokens,
+                        .q_heads = config.num_heads,
+                        .kv_heads = config.num_kv_heads,
+                        .head_dim = config.head_dim,
+                        .q = work.qkv,
+                        .q_stride = width,
+                        .k = work.qkv + config.q_width(),
+                        .k_stride = width,
+                        .v = work.qkv + config.q_width() + config.kv_width(),
+                        .v_stride = width,
+                        .q_norm = layer.q_norm,
+                        .k_norm = layer.k_norm,
+                        .eps = step.eps(),
+                        .cos = work.cos,
+                        .sin = work.sin,
+                        .targets = work.targets.data(),
+                        .k_offset = step.format.k_offset(kv_layer),
+                        .v_offset = step.format.v_offset(kv_layer),
+                        .kv_dtype = step.format.kv_dtype});
+    attention(step.ops, {.plan = &work.plan,
+                         .q = work.qkv,
+                         .q_stride = width,
+                         .out = work.attention,
+                         .out_stride = config.q_width(),
+                         .pool = step.pool.data,
+                         .page_stride = step.pool.stride_bytes,
+                         .k_offset = step.format.k_offset(kv_layer),
+                         .v_offset = step.format.v_offset(kv_layer),
+                         .kv_dtype = step.format.kv_dtype,
+                         .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim))});
+    linear(step.ops, {.x = work.attention,
+                      .x_stride = config.q_width(),
+                      .rows = step.tokens,
+                      .weight = &layer.o,
+                      .y = work.residual,
+                      .y_stride = config.hidden_size,
+                      .outputs = config.hidden_size,
+                      .accumulate = true});
+}
+
+}  // namespace tessera
