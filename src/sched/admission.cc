@@ -19,20 +19,18 @@ bool Scheduler::Impl::admit_front(Draft& draft) {
     const int32_t fresh = pages_for(sequence.length()) - static_cast<int32_t>(match.pages.size());
     // Each running sequence keeps room for one more page: else the newcomer would be preempted at once.
     const auto kept = static_cast<int32_t>(running.size());
-    if (cache.available() < fresh + kept) {
+    const bool room = cache.available() >= fresh + kept;
+    // The longer context of a cached prefix may leave no time for a token in this step.
+    if (!room || draft.budget.prefill_limit(match.tokens) == 0) {
         cache.release(match.pages);
-        admission_stalled = true;
+        admission_stalled = !room;
         return false;
     }
     const auto pages = cache.allocate(fresh);
     check(pages.has_value(), "scheduler: available pages could not be allocated");
     waiting.remove(sequence);
     enter_slot(draft, sequence, std::move(match), *pages);
-    // The longer context of a cached prefix may leave no time for a token now; then it starts with the next
-    // step.
-    if (const int32_t tokens = chunk_size(draft, sequence, may_admit(draft)); tokens > 0) {
-        add_chunk(draft, sequence, tokens);
-    }
+    add_chunk(draft, sequence, chunk_size(draft, sequence, may_admit(draft)));
     return true;
 }
 

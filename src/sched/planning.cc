@@ -74,10 +74,13 @@ void Scheduler::Impl::plan_decodes(Draft& draft, int32_t token_limit) {
         std::stable_sort(rows.begin(), rows.end(), [](const Sequence* a, const Sequence* b) {
             return a->last_planned_step < b->last_planned_step;
         });
-        rows.resize(static_cast<size_t>(token_limit));
     }
     const int32_t drafts = count == 0 ? 0 : std::clamp(token_limit / count - 1, 0, config.draft_tokens_max);
+    const int32_t tokens_kept = draft.budget.tokens_left() - token_limit;
     for (Sequence* sequence : rows) {
+        if (draft.budget.tokens_left() == tokens_kept) {
+            return;
+        }
         if (sequence->phase == Phase::kRunning) {  // it may have been preempted for one before it
             plan_decode(draft, *sequence, drafts);
         }
