@@ -9,8 +9,7 @@
 //   spans    every 16 tiles (1,024 slots) the state starts anew, and the spans' states are merged in order;
 //   so a long
 //            sequence may be split over threads at these places without changing a bit
-// Slots that a query may not see are never read unless another query of the same block may see them; slots
-// that nobody has written are never read.
+// A slot that a query may not see counts for nothing, whatever lies there.
 #pragma once
 
 #include <cstddef>

@@ -38,21 +38,30 @@ struct Block {
     int32_t last_limit = 0;
 };
 
+// Rows that are computed together from `row` on: at most three vectors.
+int32_t group_width(const Block& b, int32_t row) {
+    return std::min(b.padded - row, 3 * b.lanes);
+}
+
+// Each row group's queries lie together, transposed: [head_dim][width] from row * head_dim on.
 void load_queries(const Block& b) {
     for (int32_t row = 0; row < b.padded; ++row) {
+        const int32_t first = row / (3 * b.lanes) * (3 * b.lanes);
+        const int64_t width = group_width(b, first);
+        float* column = b.scratch.q + first * b.head_dim + (row - first);
         if (row >= b.rows) {
             for (int64_t d = 0; d < b.head_dim; ++d) {
-                b.scratch.q[d * b.padded + row] = 0;
+                column[d * width] = 0;
             }
             b.scratch.limit[row] = std::numeric_limits<float>::max();
             continue;
         }
         const int64_t query = row / b.group;
         const int64_t token = b.sequence.first + b.item.query + query;
-        const float* q =
-            b.args.q + token * b.args.q_stride + (b.item.kv_head * b.group + row % b.group) * b.head_dim;
+        const int64_t head = b.item.kv_head * b.group + row % b.group;
+        const float* q = b.args.q + token * b.args.q_stride + head * b.head_dim;
         for (int64_t d = 0; d < b.head_dim; ++d) {
-            b.scratch.q[d * b.padded + row] = q[d] * b.args.scale;
+            column[d * width] = q[d] * b.args.scale;
         }
         b.scratch.limit[row] = static_cast<float>(b.first_limit + query);
     }
@@ -64,11 +73,11 @@ void reset(const Block& b, const AttentionState& state) {
     std::fill_n(state.max, b.padded, std::numeric_limits<float>::lowest());
 }
 
-// The keys or values from slot `begin` of a tile as float32: where they lie, or widened into `buffer`.
-const float* load_tile(const Block& b, int64_t offset, int32_t begin, int32_t end, float* buffer) {
-    const int64_t page = b.sequence.pages[static_cast<size_t>(begin / kAttentionTile)];
+// A tile of K or V as float32 [64][head_dim]: where it lies, or its first `keys` slots widened into `buffer`.
+const float* load_tile(const Block& b, int64_t offset, int32_t tile, int32_t keys, float* buffer) {
+    const int64_t page = b.sequence.pages[static_cast<size_t>(tile)];
     const std::byte* base = b.args.pool + page * b.args.page_stride + offset;
-    const int64_t first = (b.item.kv_head * kAttentionTile + begin % kAttentionTile) * b.head_dim;
+    const int64_t first = b.item.kv_head * kAttentionTile * b.head_dim;
     if (b.args.kv_dtype == DType::kFloat32) {
         return reinterpret_cast<const float*>(base) + first;
     }
@@ -76,7 +85,7 @@ const float* load_tile(const Block& b, int64_t offset, int32_t begin, int32_t en
     const hn::ScalableTag<float> d;
     const hn::RebindToUnsigned<decltype(d)> du32;
     const hn::Rebind<uint16_t, decltype(d)> du16;
-    const int64_t count = (end - begin) * b.head_dim;
+    const int64_t count = keys * b.head_dim;
     for (int64_t i = 0; i < count; i += static_cast<int64_t>(hn::Lanes(d))) {
         const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(du32, hn::LoadU(du16, source + i)));
         hn::StoreU(hn::BitCast(d, bits), d, buffer + i);
@@ -85,50 +94,47 @@ const float* load_tile(const Block& b, int64_t offset, int32_t begin, int32_t en
 }
 
 template <class D>
-void run_tile(D d, const Block& b, const AttentionState& state, int32_t begin, int32_t end) {
+void run_tile(D d, const Block& b, const AttentionState& state, int32_t tile) {
+    const int32_t slot = tile * kAttentionTile;
     TileArgs t;
     t.head_dim = b.head_dim;
-    t.q_stride = b.padded;
-    t.k = load_tile(b, b.args.k_offset, begin, end, b.scratch.k);
-    t.v = load_tile(b, b.args.v_offset, begin, end, b.scratch.v);
-    t.keys = end - begin;
+    t.begin = std::max(b.sequence.first_slot - slot, 0);
+    t.keys = std::min(kAttentionTile, b.last_limit + 1 - slot);
+    t.k = load_tile(b, b.args.k_offset, tile, t.keys, b.scratch.k);
+    t.v = load_tile(b, b.args.v_offset, tile, t.keys, b.scratch.v);
     t.scores = b.scratch.scores;
-    t.masked = end - 1 > b.first_limit;
-    t.first_slot = static_cast<float>(begin);
+    t.masked = slot + t.keys - 1 > b.first_limit;
+    t.first_slot = static_cast<float>(slot);
     for (int32_t row = 0; row < b.padded;) {
-        const int32_t vectors = std::min((b.padded - row) / b.lanes, 3);
-        t.width = vectors * b.lanes;
-        t.rows = std::min(static_cast<int32_t>(t.width), b.rows - row);
-        t.q = b.scratch.q + row;
+        const int32_t width = group_width(b, row);
+        t.width = width;
+        t.rows = std::min(width, b.rows - row);
+        t.q = b.scratch.q + row * b.head_dim;
         t.limit = b.scratch.limit + row;
         t.max = state.max + row;
         t.sum = state.sum + row;
         t.alpha = b.scratch.alpha + row;
         t.output = state.output + row * b.head_dim;
-        if (vectors == 3) {
+        if (width == 3 * b.lanes) {
             tile_step<3>(d, t);
-        } else if (vectors == 2) {
+        } else if (width == 2 * b.lanes) {
             tile_step<2>(d, t);
         } else {
             tile_step<1>(d, t);
         }
-        row += static_cast<int32_t>(t.width);
+        row += width;
     }
 }
 
 void run_span(const Block& b, const AttentionState& state, int32_t span) {
     reset(b, state);
-    const int32_t first_tile = span * kAttentionSpanTiles;
-    for (int32_t tile = first_tile; tile < first_tile + kAttentionSpanTiles; ++tile) {
-        const int32_t begin = std::max(tile * kAttentionTile, b.sequence.first_slot);
-        const int32_t end = std::min((tile + 1) * kAttentionTile, b.last_limit + 1);
-        if (begin >= end) {
-            continue;
-        }
+    const int32_t first = span * kAttentionSpanTiles;
+    const int32_t last = std::min(first + kAttentionSpanTiles - 1, b.last_limit / kAttentionTile);
+    for (int32_t tile = first; tile <= last; ++tile) {
         if (b.lanes == 8) {
-            run_tile(hn::CappedTag<float, 8>(), b, state, begin, end);
+            run_tile(hn::CappedTag<float, 8>(), b, state, tile);
         } else {
-            run_tile(hn::ScalableTag<float>(), b, state, begin, end);
+            run_tile(hn::ScalableTag<float>(), b, state, tile);
         }
     }
 }

@@ -20,14 +20,14 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A group of rows against the visible slots of one tile.
+// A group of rows against one tile. Slots outside [begin, keys) may be loaded but count for nothing.
 struct TileArgs {
     int64_t head_dim = 0;
-    int64_t q_stride = 0;          // rows in a line of the transposed q
-    const float* q = nullptr;      // [head_dim][q_stride], at the group's first row
-    const float* k = nullptr;      // [keys][head_dim]
-    const float* v = nullptr;      // [keys][head_dim]
-    int32_t keys = 0;              // 1 .. 64
+    const float* q = nullptr;      // [head_dim][width]
+    const float* k = nullptr;      // [64][head_dim]
+    const float* v = nullptr;      // [64][head_dim]
+    int32_t begin = 0;             // first visible key: 1 in the first tile of the MTP layer
+    int32_t keys = 0;              // one past the last visible key
     float* scores = nullptr;       // [keys, padded][width]: scores, then probabilities
     int64_t width = 0;             // rows in a line of scores
     int32_t rows = 0;              // rows that exist; the others up to width are padding
@@ -41,17 +41,14 @@ struct TileArgs {
 };
 
 // scores[key][row] = sum over d of k[key][d] * q[d][row]. Vectors run along rows and a key's element is
-// broadcast, so K is read as it lies in its page. A block of kKeys keys past the last one repeats the last
-// key; what it writes there is never read.
-template <int kVectors, int kKeys, class D>
+// broadcast, so K is read as it lies in its page. kHeadDim = 0: any; a constant makes the keys' distances
+// part of the addresses, where 16 pointers would not fit the registers.
+template <int kHeadDim, int kVectors, int kKeys, class D>
 HWY_INLINE void score_block(D d, const TileArgs& t, int32_t key) {
     using V = hn::Vec<D>;
     const size_t lanes = hn::Lanes(d);
-    const float* k[kKeys];
-#pragma GCC unroll 16
-    for (int i = 0; i < kKeys; ++i) {
-        k[i] = t.k + std::min(key + i, t.keys - 1) * t.head_dim;
-    }
+    const int64_t head_dim = kHeadDim == 0 ? t.head_dim : kHeadDim;
+    const float* k = t.k + key * head_dim;
     V acc[kKeys][kVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kKeys; ++i) {
@@ -61,7 +58,7 @@ HWY_INLINE void score_block(D d, const TileArgs& t, int32_t key) {
         }
     }
     const float* q = t.q;
-    for (int64_t e = 0; e < t.head_dim; ++e, q += t.q_stride) {
+    for (int64_t e = 0; e < head_dim; ++e, q += t.width) {
         V qv[kVectors];
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j) {
@@ -69,7 +66,7 @@ HWY_INLINE void score_block(D d, const TileArgs& t, int32_t key) {
         }
 #pragma GCC unroll 16
         for (int i = 0; i < kKeys; ++i) {
-            const V kv = hn::Set(d, k[i][e]);
+            const V kv = hn::Set(d, k[i * head_dim + e]);
 #pragma GCC unroll 4
             for (int j = 0; j < kVectors; ++j) {
                 acc[i][j] = hn::MulAdd(kv, qv[j], acc[i][j]);
@@ -101,7 +98,7 @@ HWY_INLINE void softmax_block(D d, const TileArgs& t) {
     }
     if (t.masked) {
         const V minus_inf = hn::Set(d, -std::numeric_limits<float>::infinity());
-        for (int32_t key = 0; key < t.keys; ++key) {
+        for (int32_t key = t.begin; key < t.keys; ++key) {
             float* s = t.scores + key * t.width;
             const V slot = hn::Set(d, t.first_slot + static_cast<float>(key));
             for (int j = 0; j < kVectors; ++j) {
@@ -110,14 +107,14 @@ HWY_INLINE void softmax_block(D d, const TileArgs& t) {
             }
         }
     }
-    for (int32_t key = 0; key < t.keys; ++key) {
+    for (int32_t key = t.begin; key < t.keys; ++key) {
         const float* s = t.scores + key * t.width;
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j) {
             max[j] = hn::Max(max[j], hn::LoadU(d, s + j * lanes));
         }
     }
-    for (int32_t key = 0; key < t.keys; ++key) {
+    for (int32_t key = t.begin; key < t.keys; ++key) {
         float* s = t.scores + key * t.width;
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j) {
@@ -151,9 +148,9 @@ HWY_INLINE void value_block(D d, const TileArgs& t, int32_t row, int64_t column)
             acc[i][j] = hn::Mul(hn::LoadU(d, output + i * t.head_dim + j * lanes), alpha);
         }
     }
-    const float* p = t.scores + row;
-    const float* v = t.v + column;
-    for (int32_t key = 0; key < t.keys; ++key, p += t.width, v += t.head_dim) {
+    const float* p = t.scores + t.begin * t.width + row;
+    const float* v = t.v + t.begin * t.head_dim + column;
+    for (int32_t key = t.begin; key < t.keys; ++key, p += t.width, v += t.head_dim) {
         V vv[kVectors];
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j) {
@@ -212,14 +209,23 @@ HWY_INLINE void value_tile(const TileArgs& t) {
     }
 }
 
+template <int kHeadDim, int kVectors, class D>
+HWY_INLINE void score_tile(D d, const TileArgs& t) {
+    // Accumulators: 24 of 32 registers with AVX-512, 12 of 16 with AVX2, and never under 8 chains in flight.
+    constexpr bool kWide = HWY_TARGET != HWY_AVX2;
+    constexpr int kKeys = kWide ? (kVectors == 1 && kHeadDim != 0 ? 16 : 8) : (kVectors == 1 ? 8 : 4);
+    for (int32_t key = 0; key < t.keys; key += kKeys) {
+        score_block<kHeadDim, kVectors, kKeys>(d, t, key);
+    }
+}
+
 // All of one tile for a group of kVectors vectors of rows.
 template <int kVectors, class D>
 HWY_NOINLINE void tile_step(D d, const TileArgs& t) {
-    // Accumulators: 24 of 32 registers with AVX-512, 12 of 16 with AVX2, and never under 8 chains in flight.
-    constexpr bool kWide = HWY_TARGET != HWY_AVX2;
-    constexpr int kKeys = kWide ? (kVectors == 1 ? 16 : 8) : (kVectors == 1 ? 8 : 4);
-    for (int32_t key = 0; key < t.keys; key += kKeys) {
-        score_block<kVectors, kKeys>(d, t, key);
+    if (t.head_dim == 128) {
+        score_tile<128, kVectors>(d, t);
+    } else {
+        score_tile<0, kVectors>(d, t);
     }
     softmax_block<kVectors>(d, t);
     value_tile(t);

@@ -13,7 +13,6 @@ namespace tessera {
 // V stay in the level-2 cache.
 inline constexpr int64_t kAttentionBlockRows = 96;
 inline constexpr int64_t kAttentionRowGroup = 48;  // rows whose scores are held at once, at most
-inline constexpr int64_t kAttentionKeysPadded = kAttentionTile + 16;
 
 inline int64_t attention_block_queries(const AttentionShape& shape) {
     return std::max<int64_t>(1, kAttentionBlockRows / (shape.q_heads / shape.kv_heads));
@@ -38,8 +37,8 @@ struct AttentionState {
 };
 
 struct AttentionScratch {
-    float* q = nullptr;       // [head_dim][rows]: scaled and transposed
-    float* scores = nullptr;  // [kAttentionKeysPadded][row group]
+    float* q = nullptr;       // [row group][head_dim][its rows]: scaled
+    float* scores = nullptr;  // [64][row group]
     float* alpha = nullptr;   // [rows]: this tile's rescaling
     float* limit = nullptr;   // [rows]: the last slot that the row sees
     float* k = nullptr;       // [64][head_dim]: a tile widened to float32
@@ -57,7 +56,7 @@ struct AttentionScratch {
         };
         AttentionScratch s;
         s.q = take(shape.head_dim * rows);
-        s.scores = take(kAttentionKeysPadded * kAttentionRowGroup);
+        s.scores = take(kAttentionTile * kAttentionRowGroup);
         s.alpha = take(rows);
         s.limit = take(rows);
         s.k = take(kAttentionTile * shape.head_dim);
