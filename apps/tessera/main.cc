@@ -18,6 +18,8 @@ constexpr Subcommand kSubcommands[] = {
     {"generate", "complete prompts offline", tessera::run_generate},
     {"score", "log-probabilities of given token ids", tessera::run_score},
     {"eval", "exact answers on task sets", tessera::run_eval},
+    {"tokenize", "text to token ids and back", tessera::run_tokenize},
+    {"render", "conversations to prompt text", tessera::run_render},
 };
 
 void print_help(std::FILE* out) {
