@@ -106,9 +106,9 @@ Request request_of(Engine& engine, int32_t prompt_tokens, int32_t max_tokens) {
 }
 
 TEST(Engine, RunsManyRequestsToTheirLength) {
-    Engine engine(small_config(), std::make_unique<ScriptedRunner>());
     constexpr int kRequests = 40;
     std::vector<Collector> collectors(kRequests);
+    Engine engine(small_config(), std::make_unique<ScriptedRunner>());
     for (int i = 0; i < kRequests; ++i) {
         ASSERT_TRUE(engine.submit(request_of(engine, 1 + i * 7, 3 + i), collectors[i].sink()).ok());
     }
@@ -127,8 +127,8 @@ TEST(Engine, RunsManyRequestsToTheirLength) {
 }
 
 TEST(Engine, StopIdEndsARequest) {
-    Engine engine(small_config(), std::make_unique<ScriptedRunner>());
     Collector collector;
+    Engine engine(small_config(), std::make_unique<ScriptedRunner>());
     Request request = request_of(engine, 10, 50);
     request.sampling.stop_ids = {104};
     ASSERT_TRUE(engine.submit(std::move(request), collector.sink()).ok());
@@ -137,8 +137,8 @@ TEST(Engine, StopIdEndsARequest) {
 }
 
 TEST(Engine, CancelReachesEveryRequest) {
-    Engine engine(small_config(), std::make_unique<ScriptedRunner>(std::chrono::microseconds(200)));
     std::vector<Collector> collectors(20);
+    Engine engine(small_config(), std::make_unique<ScriptedRunner>(std::chrono::microseconds(200)));
     std::vector<RequestId> ids;
     for (Collector& collector : collectors) {
         Request request = request_of(engine, 100, 900);
@@ -160,11 +160,11 @@ TEST(Engine, CancelReachesEveryRequest) {
 TEST(Engine, RefusesWhatCannotFitAndWhatIsTooMuch) {
     EngineConfig config = small_config();
     config.max_queued_requests = 2;
-    Engine engine(config, std::make_unique<ScriptedRunner>(std::chrono::milliseconds(5)));
     Collector never;
-    const Status too_long = engine.submit(request_of(engine, 1000, 100), never.sink());
+    std::vector<Collector> collectors(12);  // before the engine: its destructor still delivers
+    Engine engine(config, std::make_unique<ScriptedRunner>(std::chrono::milliseconds(5)));
+    const Status too_long = engine.submit(request_of(engine, 1024, 1), never.sink());
     EXPECT_EQ(too_long.code(), StatusCode::kInvalidArgument);
-    std::vector<Collector> collectors(12);
     int refused = 0;
     for (Collector& collector : collectors) {
         const Status status = engine.submit(request_of(engine, 64, 500), collector.sink());
