@@ -11,7 +11,7 @@ namespace tessera {
 // Rows (query, head of the group) that one item computes together, at most, unless one query's group is
 // larger. 96 is two row groups of three AVX-512 vectors or four of AVX2, and q, output and one tile of K and
 // V stay in the level-2 cache.
-inline constexpr int64_t kAttentionBlockRows = 96;
+inline constexpr int64_t kAttentionBlockRows = 288;
 inline constexpr int64_t kAttentionRowGroup = 48;  // rows whose scores are held at once, at most
 
 inline int64_t attention_block_queries(const AttentionShape& shape) {
