@@ -27,7 +27,7 @@ TEXT = (
 
 def load_words(path=Path(__file__).with_name("words.toml")):
     words = tomllib.loads(path.read_text())["word"]
-    return [{**word, "regex": re.compile(word["pattern"])} for word in words]
+    return [{**word, "regex": re.compile(word["pattern"], re.M)} for word in words]
 
 
 def is_written(file):
@@ -50,12 +50,10 @@ def check_words(tree, config):
             if not applies(word, file.path) or (word["kind"] == "code" and not file.path.endswith(CPP)):
                 continue
             text = file.code if word["kind"] == "code" else file.text
-            if not word["regex"].search(text) and "^" not in word["pattern"]:
-                continue
-            for number, line in enumerate(text.split("\n"), 1):
-                if match := word["regex"].search(line):
-                    message = f"'{match[0].strip()}' is banned; use {word['use']}"
-                    problems.append(Problem(file.path, number, "words", message))
+            for match in word["regex"].finditer(text):
+                line = text.count("\n", 0, match.start() + len(match[0]) - len(match[0].lstrip())) + 1
+                message = f"'{match[0].strip()}' is banned; use {word['use']}"
+                problems.append(Problem(file.path, line, "words", message))
     return problems
 
 
