@@ -133,4 +133,26 @@ def check_links(tree, config):
     return problems
 
 
-CHECKS = [check_dead, check_assertions, check_links]
+MENTION = re.compile(
+    r"(?<![\w./<>*-])(?:docs|src|apps|tests|tools|web|models)/[\w./-]+\.(?:md|h|cc|py|toml|sh|js|json)\b"
+)
+
+
+def check_mentions(tree, config):
+    """A path of this project that a document or a comment names must exist."""
+    problems = []
+    for file in tree.files.values():
+        if (
+            file.is_data
+            or file.name == "lint_test.py"
+            or not file.path.endswith((".md", ".h", ".cc", ".sh", ".txt"))
+        ):
+            continue
+        for match in MENTION.finditer(file.text):
+            if match[0] not in tree.files:
+                line = file.text.count("\n", 0, match.start()) + 1
+                problems.append(Problem(file.path, line, "links", f"{match[0]} does not exist"))
+    return problems
+
+
+CHECKS = [check_dead, check_assertions, check_links, check_mentions]

@@ -184,6 +184,7 @@ class LintTest(unittest.TestCase):
 
     def test_links(self):
         self.assert_found("docs/x.md points nowhere", {"README.md": "[x](docs/x.md)\n"})
+        self.assert_found("docs/y.md does not exist", {"src/base/x.cc": "// see docs/y.md\nint x;\n"})
         self.assert_found("no such heading", {"README.md": "# A b\n[x](#c)\n"})
         self.assert_clean({"README.md": "# A b\n[x](#a-b) `[y](z)`\n"})
 
