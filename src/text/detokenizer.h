@@ -1,5 +1,5 @@
-// Incremental detokenizer and stop strings: tokens -> text that never ends inside a code point and never shows a
-// stop string's beginning before it is known to be none.
+// Incremental detokenizer and stop strings: tokens -> text that never ends inside a code point and never
+// shows a stop string's beginning before it is known to be none.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ class Detokenizer {
     std::string held_;  // 0 to 3 bytes of an incomplete code point
 };
 
-// Finds the earliest end of any stop string in a growing text; of several that end there the longest, so that nothing
-// of it is shown. Linear in the text. Empty stop strings are ignored.
+// Finds the earliest end of any stop string in a growing text; of several that end there the longest, so that
+// nothing of it is shown. Linear in the text. Empty stop strings are ignored.
 class StopMatcher {
   public:
     explicit StopMatcher(std::vector<std::string> stops, bool include_stop = false);

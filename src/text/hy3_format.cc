@@ -1,7 +1,6 @@
 #include "text/hy3_format.h"
 
 #include <fmt/format.h>
-
 #include <optional>
 #include <vector>
 
@@ -82,8 +81,9 @@ Result<Settings> read_settings(const ChatInput& input) {
     }
     const Value* preserved = input.kwargs.find("preserved_thinking");
     settings.training = truthy(input.kwargs.find("is_training"));
-    settings.keep_reasoning = settings.training || (preserved != nullptr ? truthy(preserved)
-                                                                         : input.tools && truthy(&*input.tools));
+    settings.keep_reasoning =
+        settings.training ||
+        (preserved != nullptr ? truthy(preserved) : input.tools && truthy(&*input.tools));
     settings.raw_last_assistant = truthy(input.kwargs.find("raw_last_assistant"));
     return settings;
 }
@@ -155,8 +155,8 @@ class Renderer {
             const Value* text = part.find("text");
             if (part.is_string()) {
                 out_ += part.as_string();
-            } else if (type != nullptr && type->is_string() && type->as_string() == "text" && text != nullptr &&
-                       text->is_string()) {
+            } else if (type != nullptr && type->is_string() && type->as_string() == "text" &&
+                       text != nullptr && text->is_string()) {
                 out_ += text->as_string();
             }
         }
@@ -188,11 +188,11 @@ class Renderer {
             put({json::dump_python(tool), "\n"});
         }
         put({"</tools>\n\nFor function call returns, you should first print ", tokens_.tool_calls_begin,
-             "\nFor each function call, you should return object like:\n", tokens_.tool_call_begin, "{function-name}",
-             tokens_.tool_sep, "\n"});
+             "\nFor each function call, you should return object like:\n", tokens_.tool_call_begin,
+             "{function-name}", tokens_.tool_sep, "\n"});
         for (const std::string_view number : {"1", "2"}) {
-            put({tokens_.arg_key_begin, "{arg-key-", number, "}", tokens_.arg_key_end, "\n", tokens_.arg_value_begin,
-                 "{arg-value-", number, "}", tokens_.arg_value_end, "\n"});
+            put({tokens_.arg_key_begin, "{arg-key-", number, "}", tokens_.arg_key_end, "\n",
+                 tokens_.arg_value_begin, "{arg-value-", number, "}", tokens_.arg_value_end, "\n"});
         }
         put({"...\n", tokens_.tool_call_end, "\nAt the end of function call returns, you should print ",
              tokens_.tool_calls_end});
@@ -300,14 +300,15 @@ class Renderer {
             arguments = json::parse(given->as_string());
         }
         if (!arguments.ok() || !arguments->is_object()) {
-            return invalid_argument(
-                fmt::format(".arguments: must be a JSON object{}{}", arguments.ok() ? "" : ": ",
-                            arguments.ok() ? "" : arguments.status().message()));
+            return invalid_argument(fmt::format(".arguments: must be a JSON object{}{}",
+                                                arguments.ok() ? "" : ": ",
+                                                arguments.ok() ? "" : arguments.status().message()));
         }
         put({tokens_.tool_call_begin, name->as_string(), tokens_.tool_sep, "\n"});
         for (const auto& [key, value] : arguments->members()) {
             put({tokens_.arg_key_begin, key, tokens_.arg_key_end, "\n", tokens_.arg_value_begin,
-                 value.is_string() ? value.as_string() : json::dump_python(value), tokens_.arg_value_end, "\n"});
+                 value.is_string() ? value.as_string() : json::dump_python(value), tokens_.arg_value_end,
+                 "\n"});
         }
         put({tokens_.tool_call_end, "\n"});
         return {};

@@ -13,9 +13,10 @@ namespace tessera {
 
 // The template's variables. An absent JSON value ("undefined") differs from null.
 struct ChatInput {
-    json::Value messages;             // array of message objects in OpenAI's wire form
+    json::Value messages;  // array of message objects in OpenAI's wire form
     std::optional<json::Value> tools;
-    json::Value kwargs = json::Value::object();  // reasoning_effort, add_generation_prompt, preserved_thinking, ...
+    json::Value kwargs =
+        json::Value::object();  // reasoning_effort, add_generation_prompt, preserved_thinking, ...
 };
 
 // The prompt text, or invalid_argument with the template's own error text.

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "base/utf8.h"
-#include "text/argument_types.h"
-#include "text/tag_scanner.h"
+#include "text/parser/argument_types.h"
+#include "text/parser/tag_scanner.h"
 
 namespace tessera {
 namespace {
@@ -42,9 +42,8 @@ using enum State;
 std::string_view trimmed(std::string_view text) {
     constexpr std::string_view kSpace = " \t\n\r\f\v";
     const size_t begin = text.find_first_not_of(kSpace);
-    return begin == std::string_view::npos
-               ? std::string_view()
-               : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+    return begin == std::string_view::npos ? std::string_view()
+                                           : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
 }  // namespace
@@ -73,9 +72,9 @@ struct OutputParser::Impl {
 
     const OutputParserConfig config;
     const Hy3Tokens tokens;
-    std::array<std::string_view, kTagCount> tags;      // [Tag]
-    std::array<std::string_view, 2> reasoning_tags;    // </think>, <tool_calls>
-    std::array<std::string_view, 1> content_tags;      // <tool_calls>
+    std::array<std::string_view, kTagCount> tags;    // [Tag]
+    std::array<std::string_view, 2> reasoning_tags;  // </think>, <tool_calls>
+    std::array<std::string_view, 1> content_tags;    // <tool_calls>
     State state = kContent;
     bool at_start = true;  // of the reasoning
     bool ended = false;
@@ -88,8 +87,8 @@ struct OutputParser::Impl {
 };
 
 OutputParser::Impl::Impl(OutputParserConfig given) : config(std::move(given)), tokens(config.suffix) {
-    tags = {tokens.think_end,       tokens.tool_calls_begin, tokens.tool_calls_end,  tokens.tool_call_begin,
-            tokens.tool_call_end,   tokens.tool_sep,         tokens.arg_key_begin,   tokens.arg_key_end,
+    tags = {tokens.think_end,       tokens.tool_calls_begin, tokens.tool_calls_end, tokens.tool_call_begin,
+            tokens.tool_call_end,   tokens.tool_sep,         tokens.arg_key_begin,  tokens.arg_key_end,
             tokens.arg_value_begin, tokens.arg_value_end};
     reasoning_tags = {tags[kThinkEnd], tags[kCallsBegin]};
     content_tags = {tags[kCallsBegin]};
@@ -201,7 +200,9 @@ void OutputParser::Impl::take_tag(int tag, OutputDelta& out) {
     }
 }
 
-void OutputParser::Impl::take_tag_in_reasoning(int tag) { state = tag == kThinkEnd ? kContent : kBetween; }
+void OutputParser::Impl::take_tag_in_reasoning(int tag) {
+    state = tag == kThinkEnd ? kContent : kBetween;
+}
 
 // Known slips: a closing tag in the place of <tool_sep>, no <tool_sep> at all.
 void OutputParser::Impl::take_tag_in_name(int tag, OutputDelta& out) {
@@ -368,7 +369,11 @@ OutputDelta OutputParser::finish() {
     return out;
 }
 
-int32_t OutputParser::tool_calls() const { return impl_->begun; }
-bool OutputParser::limit_reached() const { return impl_->closed >= impl_->config.tool_calls_max; }
+int32_t OutputParser::tool_calls() const {
+    return impl_->begun;
+}
+bool OutputParser::limit_reached() const {
+    return impl_->closed >= impl_->config.tool_calls_max;
+}
 
 }  // namespace tessera

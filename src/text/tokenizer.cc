@@ -1,9 +1,8 @@
 #include "text/tokenizer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
+#include <fmt/format.h>
 #include <fstream>
 #include <functional>
 
@@ -23,7 +22,8 @@ using bpe::AddedTokenMatcher;
 constexpr size_t kTextMax = size_t{1} << 30;  // positions are 32 bits wide
 constexpr int kJsonDepthMax = 64;
 
-// Remembers where pieces of this text were encoded before. Direct-mapped: a collision forgets the older piece.
+// Remembers where pieces of this text were encoded before. Direct-mapped: a collision forgets the older
+// piece.
 class PieceCache {
   public:
     // Small texts have little to repeat, and clearing the slots costs.
@@ -33,7 +33,8 @@ class PieceCache {
         }
     }
 
-    // Appends the tokens of an equal piece seen before; the piece must stay where it is while the cache lives.
+    // Appends the tokens of an equal piece seen before; the piece must stay where it is while the cache
+    // lives.
     bool append(std::string_view piece, std::vector<TokenId>& out) {
         Slot* slot = find(piece);
         if (slot == nullptr || slot->piece != piece) {
@@ -85,7 +86,9 @@ class BpeTokenizer final : public Tokenizer {
     static Result<std::unique_ptr<Tokenizer>> create(const json::Value& file, const json::Value& config);
 
     Result<std::vector<TokenId>> encode(std::string_view text) const override { return run(text, true); }
-    Result<std::vector<TokenId>> encode_plain(std::string_view text) const override { return run(text, false); }
+    Result<std::vector<TokenId>> encode_plain(std::string_view text) const override {
+        return run(text, false);
+    }
     std::string decode(std::span<const TokenId> ids, bool skip_special) const override;
     std::string_view token_bytes(TokenId id) const override { return vocabulary_.bytes(id); }
     bool is_special(TokenId id) const override { return vocabulary_.is_special(id); }
@@ -184,7 +187,8 @@ Status BpeTokenizer::build_matchers() {
     return {};
 }
 
-// The configuration's own word, else what follows the name in the added token <think...> (or <tool_calls...>).
+// The configuration's own word, else what follows the name in the added token <think...> (or
+// <tool_calls...>).
 void BpeTokenizer::find_suffix(const json::Value& config) {
     const json::Value* given = config.find("token_suffix");
     if (given != nullptr && given->is_string()) {
@@ -198,7 +202,8 @@ void BpeTokenizer::find_suffix(const json::Value& config) {
                 continue;
             }
             rest = rest.substr(name.size(), rest.size() - name.size() - 1);
-            const bool suffixed = rest.size() > 1 && rest[0] == ':' && rest.find('>') == std::string_view::npos;
+            const bool suffixed =
+                rest.size() > 1 && rest[0] == ':' && rest.find('>') == std::string_view::npos;
             if (rest.empty() || suffixed) {
                 suffix_ = rest;
                 return;
@@ -242,7 +247,8 @@ Result<std::vector<TokenId>> BpeTokenizer::run(std::string_view text, bool added
     for (const auto& [token, span] : parts) {
         if (token != nullptr) {
             state.ids.push_back(token->id);
-        } else if (Status status = encode_normalized(text.substr(span.begin, span.end - span.begin), added, state);
+        } else if (Status status =
+                       encode_normalized(text.substr(span.begin, span.end - span.begin), added, state);
                    !status.ok()) {
             return status;
         }

@@ -1,9 +1,8 @@
 #include "text/bpe/added_tokens.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
+#include <fmt/format.h>
 
 #include "base/utf8.h"
 #include "text/bpe/characters.h"
@@ -68,7 +67,8 @@ void AddedTokenMatcher::insert(std::string_view content, int32_t token) {
         int32_t next = child(node, byte);
         if (next < 0) {
             next = static_cast<int32_t>(nodes_.size());
-            nodes_.push_back({.first_child = -1, .next_sibling = nodes_[node].first_child, .token = -1, .byte = byte});
+            nodes_.push_back(
+                {.first_child = -1, .next_sibling = nodes_[node].first_child, .token = -1, .byte = byte});
             nodes_[node].first_child = next;
         }
         node = next;
@@ -87,7 +87,8 @@ int32_t AddedTokenMatcher::child(int32_t node, char byte) const {
 size_t AddedTokenMatcher::next_candidate(std::string_view text, size_t from) const {
     if (only_start_ >= 0) {
         const void* found = std::memchr(text.data() + from, only_start_, text.size() - from);
-        return found == nullptr ? text.size() : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+        return found == nullptr ? text.size()
+                                : static_cast<size_t>(static_cast<const char*>(found) - text.data());
     }
     while (from < text.size() && !starts_[static_cast<unsigned char>(text[from])]) {
         ++from;
@@ -96,7 +97,8 @@ size_t AddedTokenMatcher::next_candidate(std::string_view text, size_t from) con
 }
 
 bool AddedTokenMatcher::find(std::string_view text, size_t from, Match& match) const {
-    for (size_t begin = next_candidate(text, from); begin < text.size(); begin = next_candidate(text, begin + 1)) {
+    for (size_t begin = next_candidate(text, from); begin < text.size();
+         begin = next_candidate(text, begin + 1)) {
         match.token = nullptr;
         int32_t node = 0;
         for (size_t at = begin; at < text.size(); ++at) {

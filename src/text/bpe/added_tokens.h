@@ -1,4 +1,5 @@
-// Added tokens: texts that become one token each, cut out before the rest is split. Leftmost-longest, in one pass.
+// Added tokens: texts that become one token each, cut out before the rest is split. Leftmost-longest, in one
+// pass.
 #pragma once
 
 #include <array>
@@ -56,10 +57,10 @@ class AddedTokenMatcher {
     bool inside_word(std::string_view text, const Match& match, RegexScratch& scratch) const;
 
     std::vector<const AddedToken*> tokens_;
-    std::vector<Node> nodes_;                // [0] is the root
-    std::array<bool, 256> starts_ = {};      // bytes that begin a token
-    int only_start_ = -1;                    // the one such byte, when there is just one
-    Regex word_;                             // one word character
+    std::vector<Node> nodes_;            // [0] is the root
+    std::array<bool, 256> starts_ = {};  // bytes that begin a token
+    int only_start_ = -1;                // the one such byte, when there is just one
+    Regex word_;                         // one word character
 };
 
 }  // namespace tessera::bpe

@@ -38,7 +38,9 @@ constexpr std::array<int16_t, kCharEnd> kInverse = make_inverse();
 
 }  // namespace
 
-char32_t byte_to_char(unsigned char byte) { return kAlphabet[byte]; }
+char32_t byte_to_char(unsigned char byte) {
+    return kAlphabet[byte];
+}
 
 std::optional<std::string> bytes_of_chars(std::string_view text) {
     std::string bytes;

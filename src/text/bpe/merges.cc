@@ -42,7 +42,8 @@ void MergeTable::grow(size_t slots) {
     used_ = 0;
     for (const Slot& slot : old) {
         if (slot.pair != kEmpty) {
-            add(static_cast<TokenId>(slot.pair >> 32), static_cast<TokenId>(slot.pair & 0xFFFFFFFFu), slot.merge);
+            add(static_cast<TokenId>(slot.pair >> 32), static_cast<TokenId>(slot.pair & 0xFFFFFFFFu),
+                slot.merge);
         }
     }
 }

@@ -1,5 +1,5 @@
-// Byte-pair encoding of one piece of text: its bytes become tokens, and the pair of the lowest rank is merged until
-// no pair is left. Linear-logarithmic in the piece, since a prompt may be one piece of a megabyte.
+// Byte-pair encoding of one piece of text: its bytes become tokens, and the pair of the lowest rank is merged
+// until no pair is left. Linear-logarithmic in the piece, since a prompt may be one piece of a megabyte.
 #pragma once
 
 #include <array>

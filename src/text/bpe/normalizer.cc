@@ -1,10 +1,9 @@
 #include "text/bpe/normalizer.h"
 
-#include <fmt/format.h>
-#include <utf8proc.h>
-
 #include <cstdlib>
+#include <fmt/format.h>
 #include <memory>
+#include <utf8proc.h>
 
 #include "base/utf8.h"
 #include "text/bpe/characters.h"
@@ -21,10 +20,9 @@ struct FreeText {
 
 std::string normal_form(std::string_view text, int options) {
     utf8proc_uint8_t* raw = nullptr;
-    const utf8proc_ssize_t size =
-        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                     static_cast<utf8proc_ssize_t>(text.size()), &raw,
-                     static_cast<utf8proc_option_t>(UTF8PROC_STABLE | options));
+    const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                               static_cast<utf8proc_ssize_t>(text.size()), &raw,
+                                               static_cast<utf8proc_option_t>(UTF8PROC_STABLE | options));
     const std::unique_ptr<utf8proc_uint8_t, FreeText> owned(raw);
     check(size >= 0, "utf8proc refused a valid text");
     return {reinterpret_cast<const char*>(raw), static_cast<size_t>(size)};
@@ -39,7 +37,8 @@ std::string lowercase(std::string_view text) {
         if (step.code_point == kCapitalIWithDot) {
             out += "i\xCC\x87";
         } else {
-            utf8_append(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(step.code_point))));
+            utf8_append(
+                out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(step.code_point))));
         }
         text.remove_prefix(step.length);
     }
@@ -116,10 +115,10 @@ Status Normalizer::add(const json::Value& spec, int depth) {
             return {};
         }
     }
-    return unimplemented(
-        fmt::format("normalizer: type {:?} is not supported (NFC, NFD, NFKC, NFKD, Lowercase, Strip, Prepend, "
-                    "Replace and Sequence are)",
-                    type));
+    return unimplemented(fmt::format(
+        "normalizer: type {:?} is not supported (NFC, NFD, NFKC, NFKD, Lowercase, Strip, Prepend, "
+        "Replace and Sequence are)",
+        type));
 }
 
 Status Normalizer::add_replace(const json::Value& spec) {

@@ -25,9 +25,9 @@ class Normalizer {
     enum class Kind { kNfc, kNfd, kNfkc, kNfkd, kLowercase, kStrip, kPrepend, kReplace };
     struct Step {
         Kind kind;
-        std::string content = {};           // of kPrepend and kReplace
-        std::optional<Regex> regex = {};    // of kReplace
-        bool left = false, right = false;   // of kStrip
+        std::string content = {};          // of kPrepend and kReplace
+        std::optional<Regex> regex = {};   // of kReplace
+        bool left = false, right = false;  // of kStrip
     };
 
     Status add(const json::Value& spec, int depth);

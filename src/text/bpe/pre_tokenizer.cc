@@ -1,8 +1,7 @@
 #include "text/bpe/pre_tokenizer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <fmt/format.h>
 
 #include "text/bpe/spec.h"
 
@@ -59,10 +58,12 @@ std::vector<Span> pieces_of(const Matches& matches, SplitBehavior behavior) {
         case SplitBehavior::kContiguous:
             return contiguous(matches);
         case SplitBehavior::kMergedWithPrevious:
-            merge_matches(matches.begin(), matches.end(), out, [](Span& to, Span from) { to.end = from.end; });
+            merge_matches(matches.begin(), matches.end(), out,
+                          [](Span& to, Span from) { to.end = from.end; });
             return out;
         case SplitBehavior::kMergedWithNext:
-            merge_matches(matches.rbegin(), matches.rend(), out, [](Span& to, Span from) { to.begin = from.begin; });
+            merge_matches(matches.rbegin(), matches.rend(), out,
+                          [](Span& to, Span from) { to.begin = from.begin; });
             std::reverse(out.begin(), out.end());
             return out;
     }
@@ -105,8 +106,8 @@ Status PreTokenizer::add(const json::Value& spec, int depth) {
     if (type == "ByteLevel") {
         return add_byte_level(spec);
     }
-    return unimplemented(fmt::format(
-        "pre_tokenizer: type {:?} is not supported (Split, ByteLevel and Sequence are)", type));
+    return unimplemented(
+        fmt::format("pre_tokenizer: type {:?} is not supported (Split, ByteLevel and Sequence are)", type));
 }
 
 Status PreTokenizer::add_split(const json::Value& spec) {
@@ -124,10 +125,10 @@ Status PreTokenizer::add_split(const json::Value& spec) {
     const auto* behavior = std::find_if(std::begin(kBehaviors), std::end(kBehaviors),
                                         [&](const auto& known) { return known.first == name; });
     if (behavior == std::end(kBehaviors)) {
-        return invalid_argument(
-            fmt::format("pre_tokenizer: Split: behavior {:?} is none of Isolated, Removed, MergedWithPrevious, "
-                        "MergedWithNext, Contiguous",
-                        name));
+        return invalid_argument(fmt::format(
+            "pre_tokenizer: Split: behavior {:?} is none of Isolated, Removed, MergedWithPrevious, "
+            "MergedWithNext, Contiguous",
+            name));
     }
     splits_.push_back({regex.take(), behavior->second, spec_bool(spec, "invert", false)});
     return {};

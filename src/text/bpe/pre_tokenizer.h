@@ -1,4 +1,5 @@
-// The pre_tokenizer of tokenizer.json: cuts a text into the pieces that byte-pair encoding never merges across.
+// The pre_tokenizer of tokenizer.json: cuts a text into the pieces that byte-pair encoding never merges
+// across.
 #pragma once
 
 #include <deque>

@@ -62,7 +62,9 @@ Result<Regex> Regex::compile(std::string_view pattern) {
     return build(pattern, *translated, false);
 }
 
-Result<Regex> Regex::literal(std::string_view text) { return build(text, std::string(text), true); }
+Result<Regex> Regex::literal(std::string_view text) {
+    return build(text, std::string(text), true);
+}
 
 Result<Regex> Regex::build(std::string_view shown, const std::string& pattern, bool literal) {
     int error = 0;
@@ -81,7 +83,8 @@ Result<Regex> Regex::build(std::string_view shown, const std::string& pattern, b
     return made;
 }
 
-Regex::Outcome Regex::search(std::string_view subject, size_t from, RegexScratch& scratch, Span& match) const {
+Regex::Outcome Regex::search(std::string_view subject, size_t from, RegexScratch& scratch,
+                             Span& match) const {
     const auto* text = reinterpret_cast<PCRE2_SPTR>(subject.data());
     pcre2_match_data* data = scratch.impl_->data.get();
     pcre2_match_context* context = scratch.impl_->context.get();
@@ -91,7 +94,8 @@ Regex::Outcome Regex::search(std::string_view subject, size_t from, RegexScratch
         found = pcre2_jit_match(code, text, subject.size(), from, 0, data, context);
     }
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {  // the interpreter keeps its frames on the heap
-        found = pcre2_match(code, text, subject.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data, context);
+        found =
+            pcre2_match(code, text, subject.size(), from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data, context);
     }
     if (found < 0) {
         return found == PCRE2_ERROR_NOMATCH ? Outcome::kNone : Outcome::kLimit;

@@ -39,7 +39,8 @@ class Regex {
     static Result<Regex> literal(std::string_view text);
 
     enum class Outcome { kMatch, kNone, kLimit };
-    // The first match that begins at or after `from`. REQUIRES: subject is valid UTF-8, from is a character's start.
+    // The first match that begins at or after `from`. REQUIRES: subject is valid UTF-8, from is a character's
+    // start.
     Outcome search(std::string_view subject, size_t from, RegexScratch& scratch, Span& match) const;
 
   private:
@@ -50,8 +51,8 @@ class Regex {
     std::shared_ptr<const Code> code_;
 };
 
-// The matches of a whole subject, in order, as Oniguruma's iteration gives them: an empty match directly after the
-// last one is passed over.
+// The matches of a whole subject, in order, as Oniguruma's iteration gives them: an empty match directly
+// after the last one is passed over.
 class RegexIterator {
   public:
     RegexIterator(const Regex& regex, std::string_view subject, RegexScratch& scratch)
@@ -66,8 +67,8 @@ class RegexIterator {
     std::optional<size_t> last_end_;
 };
 
-// The pattern in PCRE2's spelling: \s, \w, \h and word borders written out as Oniguruma means them. An error for
-// what the two engines read differently.
+// The pattern in PCRE2's spelling: \s, \w, \h and word borders written out as Oniguruma means them. An error
+// for what the two engines read differently.
 Result<std::string> to_pcre2_pattern(std::string_view pattern);
 
 }  // namespace tessera::bpe

@@ -1,5 +1,5 @@
-// From Oniguruma's spelling of a pattern to PCRE2's. Most of it is the same; what differs is written out, and what
-// cannot be is refused by name.
+// From Oniguruma's spelling of a pattern to PCRE2's. Most of it is the same; what differs is written out, and
+// what cannot be is refused by name.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <fmt/format.h>
 #include <pcre2.h>
@@ -18,8 +18,8 @@ bool is_script_name(std::string_view name) {
     const std::string probe = fmt::format("\\p{{sc:{}}}", name);
     int error = 0;
     PCRE2_SIZE offset = 0;
-    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(probe.data()), probe.size(), PCRE2_UTF, &error,
-                                     &offset, nullptr);
+    pcre2_code* code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(probe.data()), probe.size(), PCRE2_UTF,
+                                     &error, &offset, nullptr);
     pcre2_code_free(code);
     return code != nullptr;
 }
@@ -51,7 +51,8 @@ class Translator {
 
   private:
     void refuse(std::string_view what) {
-        status_ = unimplemented(fmt::format("the regex {:?} uses {}, which is not supported", pattern_, what));
+        status_ =
+            unimplemented(fmt::format("the regex {:?} uses {}, which is not supported", pattern_, what));
     }
 
     bool looking_at(std::string_view text) const { return pattern_.substr(at_).starts_with(text); }
@@ -62,8 +63,8 @@ class Translator {
         if (end >= pattern_.size() || pattern_[end] != '?') {
             return;
         }
-        for (++end; end < pattern_.size() && (std::isalpha(static_cast<unsigned char>(pattern_[end])) != 0 ||
-                                              pattern_[end] == '-');
+        for (++end; end < pattern_.size() &&
+                    (std::isalpha(static_cast<unsigned char>(pattern_[end])) != 0 || pattern_[end] == '-');
              ++end) {
             if (pattern_[end] == 'm') {
                 refuse("the inline option m");
@@ -191,6 +192,8 @@ class Translator {
 
 }  // namespace
 
-Result<std::string> to_pcre2_pattern(std::string_view pattern) { return Translator(pattern).run(); }
+Result<std::string> to_pcre2_pattern(std::string_view pattern) {
+    return Translator(pattern).run();
+}
 
 }  // namespace tessera::bpe

@@ -2,7 +2,9 @@
 
 namespace tessera::bpe {
 
-std::string spec_type(const json::Value& spec) { return spec_string(spec, "type"); }
+std::string spec_type(const json::Value& spec) {
+    return spec_string(spec, "type");
+}
 
 std::string spec_string(const json::Value& spec, std::string_view key) {
     const json::Value* value = spec.find(key);

@@ -14,8 +14,7 @@ constexpr int64_t kIdMax = 1 << 24;  // bounds the tables that a hostile file ca
 Result<TokenId> read_id(const json::Value* value, std::string_view what) {
     const std::optional<int64_t> id = value == nullptr ? std::nullopt : value->as_int64();
     if (!id || *id < 0 || *id > kIdMax) {
-        return invalid_argument(
-            fmt::format("{}: its id must be an integer from 0 to {}", what, kIdMax));
+        return invalid_argument(fmt::format("{}: its id must be an integer from 0 to {}", what, kIdMax));
     }
     return static_cast<TokenId>(*id);
 }
@@ -102,7 +101,8 @@ Status Vocabulary::load_tokens(const json::Value& vocab, Ids& ids) {
     for (const auto& [content, value] : vocab.members()) {
         const Result<TokenId> id = read_id(&value, "model: vocab");
         if (!id.ok()) {
-            return {id.status().code(), fmt::format("model: vocab: token {:?}: {}", content, id.status().message())};
+            return {id.status().code(),
+                    fmt::format("model: vocab: token {:?}: {}", content, id.status().message())};
         }
         if (Status status = place(*id, content); !status.ok()) {
             return status;
@@ -137,8 +137,8 @@ Status Vocabulary::load_bytes(const json::Value& model, const Ids& ids) {
         merges_.set_byte(static_cast<unsigned char>(byte), found == ids.end() ? kNoToken : found->second);
     }
     if (missing > 0 && spec_bool(model, "byte_fallback", false)) {
-        return unimplemented(
-            fmt::format("model: byte_fallback with {} bytes missing from the vocabulary is not supported", missing));
+        return unimplemented(fmt::format(
+            "model: byte_fallback with {} bytes missing from the vocabulary is not supported", missing));
     }
     const std::string unknown = spec_string(model, "unk_token");
     if (missing > 0 && !unknown.empty()) {
@@ -174,9 +174,9 @@ Status Vocabulary::load_merges(const json::Value& merges, const Ids& ids) {
         const auto b = ids.find(right);
         const auto merged = ids.find(joined);
         if (a == ids.end() || b == ids.end() || merged == ids.end()) {
-            return invalid_argument(
-                fmt::format("model: merges[{}]: {:?} and {:?}, and what they join to, must be in the vocabulary",
-                            rank, left, right));
+            return invalid_argument(fmt::format(
+                "model: merges[{}]: {:?} and {:?}, and what they join to, must be in the vocabulary", rank,
+                left, right));
         }
         merges_.add(a->second, b->second, {rank, merged->second});
         ++rank;
@@ -208,8 +208,9 @@ Status Vocabulary::load_added(const json::Value& tokens, const Ids& ids) {
                 return {status.code(), fmt::format("added_tokens[{}]: {}", i, status.message())};
             }
         } else if (in_vocab->second != token.id) {
-            return invalid_argument(fmt::format("added_tokens[{}]: {:?} has id {} here and {} in the vocabulary", i,
-                                                token.content, token.id, in_vocab->second));
+            return invalid_argument(
+                fmt::format("added_tokens[{}]: {:?} has id {} here and {} in the vocabulary", i,
+                            token.content, token.id, in_vocab->second));
         }
         places_[token.id].special = token.special;
         added_.push_back(std::move(token));

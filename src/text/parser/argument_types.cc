@@ -1,4 +1,4 @@
-#include "text/argument_types.h"
+#include "text/parser/argument_types.h"
 
 #include <algorithm>
 #include <charconv>
