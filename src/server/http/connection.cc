@@ -69,7 +69,7 @@ void HttpConnection::refuse() {
 
 void HttpConnection::close_idle() {
     socket_->post([self = shared_from_this()] {
-        if (self->phase_ == Phase::kIdle) {
+        if (self->phase_ == Phase::kIdle && self->answers_ > 0) {
             self->linger();
         }
     });
@@ -102,7 +102,8 @@ void HttpConnection::begin_request(milliseconds timeout) {
             std::lock_guard lock(outbox_.mutex);
             return outbox_.peer_closed;
         }();
-        if (peer_closed || draining_->load()) {
+        // While draining a new connection still gets one answer.
+        if (peer_closed || (draining_->load() && answers_ > 0)) {
             return linger();
         }
     }

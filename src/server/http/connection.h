@@ -51,7 +51,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
     // From any thread; each does its work on the strand.
     void start();
     void refuse();      // instead of start(): 503, since there are too many connections
-    void close_idle();  // closes when no request has begun
+    void close_idle();  // closes between requests, if it has had an answer
     void cut();
 
     // ---- the Exchange's side: any thread. `exchange` is the number of the exchange that calls.

@@ -18,10 +18,11 @@ class Exchange final : public HttpExchange {
 
     ~Exchange() override {
         if (state_ == State::kNew) {
-            log_error("a handler let go of its exchange without an answer");
-            respond(500, "application/json",
-                    http_error_body({.status = 500, .message = "the server failed to answer this request"}),
-                    {});
+            const std::string body =
+                http_error_body({.status = 500, .message = "the server failed to answer this request"});
+            if (answer(500, "application/json", body, {})) {
+                log_error("a handler let go of its exchange without an answer");
+            }
         } else if (state_ == State::kStreaming) {
             // Without its last chunk the client sees that the answer is not whole.
             args_.connection->abandon(args_.number);
@@ -35,13 +36,7 @@ class Exchange final : public HttpExchange {
         if (!leave_new(State::kDone)) {
             return;
         }
-        const bool keep_alive = args_.keep_alive && !args_.draining->load();
-        std::string bytes = head(status, content_type, headers, body.size(), keep_alive);
-        if (!head_only_) {
-            bytes += body;
-        }
-        args_.connection->send(
-            args_.number, {.bytes = std::move(bytes), .last = true, .close = !keep_alive, .status = status});
+        answer(status, content_type, body, headers);
     }
 
     void start_stream(int status, std::string content_type, HttpHeaders headers) override {
@@ -102,6 +97,18 @@ class Exchange final : public HttpExchange {
         }
         state_ = next;
         return true;
+    }
+
+    // False: the client is gone.
+    bool answer(int status, const std::string& content_type, const std::string& body,
+                const HttpHeaders& headers) {
+        const bool keep_alive = args_.keep_alive && !args_.draining->load();
+        std::string bytes = head(status, content_type, headers, body.size(), keep_alive);
+        if (!head_only_) {
+            bytes += body;
+        }
+        return args_.connection->send(
+            args_.number, {.bytes = std::move(bytes), .last = true, .close = !keep_alive, .status = status});
     }
 
     std::string head(int status, const std::string& content_type, const HttpHeaders& headers,
