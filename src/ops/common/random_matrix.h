@@ -1,0 +1,101 @@
+// Packed matrices with random weights, for the cases of tests and benchmarks.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "device/host_buffer.h"
+#include "ops/common/half.h"
+#include "ops/common/packed_matrix.h"
+#include "ops/op_case.h"
+
+namespace tessera {
+
+struct RandomMatrixSpec {
+    int64_t outputs = 0;
+    int64_t inputs = 0;
+    DType dtype = DType::kBFloat16;  // of the checkpoint
+    bool alternate = false;          // the first and second half of the outputs in alternating panels
+    float scale = 1.0f;              // FP8 only
+    float input_scale = 0.0f;        // FP8 only; > 0: activations are rounded too
+};
+
+// Owns both the checkpoint's matrix (row-major, [outputs, inputs]) and its packed form.
+class RandomMatrix {
+  public:
+    RandomMatrix(const RandomMatrixSpec& spec, OpRandom& random) : spec_(spec) {
+        values_.resize(static_cast<size_t>(spec.outputs * spec.inputs));
+        raw_.resize(values_.size() * static_cast<size_t>(dtype_size(spec.dtype)));
+        for (size_t i = 0; i < values_.size(); ++i) {
+            store(i, random);
+        }
+        pack();
+    }
+    RandomMatrix(const RandomMatrix&) = delete;
+    RandomMatrix& operator=(const RandomMatrix&) = delete;
+
+    const PackedMatrix& packed() const { return packed_; }
+    // Weight as the checkpoint means it, without the FP8 scale.
+    float value(int64_t output, int64_t k) const {
+        return values_[static_cast<size_t>(output * spec_.inputs + k)];
+    }
+
+  private:
+    void store(size_t i, OpRandom& random) {
+        const float wanted = random.uniform();
+        auto* raw = raw_.data();
+        switch (spec_.dtype) {
+            case DType::kFloat8E4M3: {
+                const auto bits = static_cast<uint8_t>(random.below(0x7F) | (random.below(2) << 7));
+                reinterpret_cast<uint8_t*>(raw)[i] = bits;
+                values_[i] = e4m3_to_f32(bits);
+                return;
+            }
+            case DType::kFloat16: {  // any finite bits of magnitude below 2
+                const auto bits = static_cast<uint16_t>(random.below(0x4000) | (random.below(2) << 15));
+                reinterpret_cast<uint16_t*>(raw)[i] = bits;
+                values_[i] = f16_to_f32(bits);
+                return;
+            }
+            case DType::kFloat32:
+                reinterpret_cast<float*>(raw)[i] = wanted;
+                values_[i] = wanted;
+                return;
+            default:
+                reinterpret_cast<uint16_t*>(raw)[i] = f32_to_bf16(wanted);
+                values_[i] = bf16_to_f32(f32_to_bf16(wanted));
+        }
+    }
+
+    void pack() {
+        const int64_t rows = spec_.alternate ? spec_.outputs / 2 : spec_.outputs;
+        const int64_t row_bytes = spec_.inputs * dtype_size(spec_.dtype);
+        const int parts = spec_.alternate ? 2 : 1;
+        packed_.dtype = packed_dtype(spec_.dtype);
+        packed_.outputs = (rows + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs * parts;
+        packed_.inputs = spec_.inputs;
+        packed_.input_scale = spec_.input_scale;
+        memory_ = HostBuffer(packed_.bytes());
+        packed_.data = memory_.data();
+        if (spec_.dtype == DType::kFloat8E4M3) {
+            scales_.resize(static_cast<size_t>(packed_.outputs));
+            packed_.column_scale = scales_.data();
+        }
+        std::vector<std::byte> scratch(static_cast<size_t>(pack_scratch_bytes(spec_.inputs)));
+        for (int64_t p = 0; p < packed_.panels(); ++p) {
+            const MatrixSource source{raw_.data() + p % parts * rows * row_bytes, spec_.dtype, rows,
+                                      spec_.inputs, spec_.scale};
+            const int64_t row = p / parts * kPanelOutputs;
+            pack_panel(packed_, p, {&source, row, std::min(kPanelOutputs, rows - row)}, scratch.data());
+        }
+    }
+
+    RandomMatrixSpec spec_;
+    std::vector<float> values_;
+    std::vector<std::byte> raw_;
+    std::vector<float> scales_;
+    HostBuffer memory_;
+    PackedMatrix packed_;
+};
+
+}  // namespace tessera

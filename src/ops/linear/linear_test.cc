@@ -1,0 +1,100 @@
+#include "ops/linear/linear.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/harness_simd.h"
+#include "ops/linear/linear_cases.h"
+
+namespace tessera {
+namespace {
+
+class LinearTest : public ::testing::Test {
+  protected:
+    void TearDown() override { force_simd(0); }
+
+    ThreadPool threads_{3};
+    OpContext context_{threads_};
+};
+
+TEST_F(LinearTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
+    for (const SimdVariant& variant : simd_variants()) {
+        if (!variant.supported || variant.name == "reference") {
+            continue;
+        }
+        force_simd(variant.target);
+        for (const OpCase& c : linear_cases()) {
+            if (c.bench) {
+                continue;  // the reference takes long; `ops test` runs them
+            }
+            const OpError error = c.prepare().check(context_);
+            EXPECT_GT(error.compared, 0);
+            EXPECT_EQ(error.mismatches, 0)
+                << variant.name << " " << c.shape << " " << c.dtype << " max_abs=" << error.max_abs;
+        }
+    }
+}
+
+// The reference itself, against the checkpoint's matrix in float64.
+TEST_F(LinearTest, TheReferenceIsAMatrixProduct) {
+    for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kFloat8E4M3}) {
+        LinearCase data({2, {.outputs = 33, .inputs = 65, .dtype = dtype, .scale = 0.5f}});
+        linear_ref(data.args());
+        const double scale = dtype == DType::kFloat8E4M3 ? 0.5 : 1.0;
+        for (int64_t r = 0; r < 2; ++r) {
+            for (int64_t n = 0; n < 33; ++n) {
+                double sum = 0;
+                double size = 0;
+                for (int64_t k = 0; k < 65; ++k) {
+                    const double term = static_cast<double>(data.x()[static_cast<size_t>(r * 65 + k)]) *
+                                        data.matrix().value(n, k) * scale;
+                    sum += term;
+                    size += std::fabs(term);
+                }
+                EXPECT_NEAR(data.y()[static_cast<size_t>(r * 33 + n)], sum, 1e-6 * size) << dtype_name(dtype);
+            }
+        }
+    }
+}
+
+TEST_F(LinearTest, ARowsBitsDependOnNeitherCompanyNorThreads) {
+    LinearCase data({200, {.outputs = 300, .inputs = 129}});
+    LinearArgs args = data.args();
+    linear(context_, args);
+    const std::vector<float> together = data.y();
+    ThreadPool one(1);
+    for (int64_t r = 0; r < 200; ++r) {
+        LinearArgs alone = args;
+        alone.rows = 1;
+        alone.x += r * alone.x_stride;
+        alone.y += r * alone.y_stride;
+        linear({one}, alone);
+    }
+    EXPECT_EQ(together, data.y());
+}
+
+// An activation of 1.05 input scales is e4m3 1.0 in the emulation, and stays 1.05 without it.
+TEST_F(LinearTest, StaticScalesRoundTheActivations) {
+    const uint8_t one = 0x38;
+    const MatrixSource source{&one, DType::kFloat8E4M3, 1, 1, 3.0f};
+    alignas(64) uint32_t words[16] = {};
+    float scales[16] = {};
+    PackedMatrix matrix{.data = reinterpret_cast<std::byte*>(words),
+                        .outputs = 16,
+                        .inputs = 1,
+                        .column_scale = scales,
+                        .input_scale = 2.0f};
+    std::byte scratch[256];
+    pack_panel(matrix, 0, {&source, 0, 1}, scratch);
+    const float x = 2.1f;
+    float y = 0;
+    LinearArgs args{
+        .x = &x, .x_stride = 1, .rows = 1, .weight = &matrix, .y = &y, .y_stride = 1, .outputs = 1};
+    linear(context_, args);
+    EXPECT_EQ(y, 6.0f);
+    matrix.input_scale = 0;
+    linear(context_, args);
+    EXPECT_EQ(y, 2.1f * 3.0f);
+}
+
+}  // namespace
+}  // namespace tessera

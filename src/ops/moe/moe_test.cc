@@ -1,0 +1,89 @@
+#include "ops/moe/moe.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/harness_simd.h"
+#include "ops/moe/moe_cases.h"
+
+namespace tessera {
+namespace {
+
+class MoeTest : public ::testing::Test {
+  protected:
+    void TearDown() override { force_simd(0); }
+
+    ThreadPool threads_{3};
+    OpContext context_{threads_};
+};
+
+TEST_F(MoeTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
+    for (const SimdVariant& variant : simd_variants()) {
+        if (!variant.supported || variant.name == "reference") {
+            continue;
+        }
+        force_simd(variant.target);
+        for (const OpCase& c : moe_cases()) {
+            if (c.bench) {
+                continue;  // the reference takes long; `ops test` runs them
+            }
+            const OpError error = c.prepare().check(context_);
+            EXPECT_GT(error.compared, 0);
+            EXPECT_EQ(error.mismatches, 0)
+                << variant.name << " " << c.shape << " " << c.dtype << " max_abs=" << error.max_abs;
+        }
+    }
+}
+
+TEST_F(MoeTest, ATokensBitsDependOnNeitherCompanyNorThreads) {
+    MoeCase data({.tokens = 230, .hidden = 96, .experts = 7, .k = 3, .width = 40, .shared_width = 24});
+    const MoeArgs args = data.args();
+    moe(context_, args);
+    const std::vector<float> together = data.y();
+    const MoeArgs again = data.args();
+    ThreadPool one(1);
+    for (int64_t t = 0; t < 230; ++t) {
+        MoeArgs alone = again;
+        alone.tokens = 1;
+        alone.x += t * alone.x_stride;
+        alone.y += t * alone.y_stride;
+        alone.chosen += t * alone.k;
+        alone.weights += t * alone.k;
+        moe({one}, alone);
+    }
+    EXPECT_EQ(together, data.y());
+}
+
+// One expert of width 1 over one input, by hand: y += w * (silu(g x) * u x) * d.
+TEST_F(MoeTest, TheReferenceIsTheFormula) {
+    const float gate_up[2] = {0.5f, -2.0f};
+    const float down = 3.0f;
+    OpRandom random(1);
+    RandomMatrix gu({.outputs = 2, .inputs = 1, .dtype = DType::kFloat32, .alternate = true}, random);
+    RandomMatrix d({.outputs = 1, .inputs = 1, .dtype = DType::kFloat32}, random);
+    reinterpret_cast<float*>(gu.packed().data)[0] = gate_up[0];
+    reinterpret_cast<float*>(gu.packed().data)[16] = gate_up[1];
+    reinterpret_cast<float*>(d.packed().data)[0] = down;
+    const ExpertWeights expert{gu.packed(), d.packed()};
+    const float x = 1.5f;
+    const float weight = 0.25f;
+    const int32_t chosen = 0;
+    float y = 10.0f;
+    MoeArgs args{.x = &x,
+                 .x_stride = 1,
+                 .tokens = 1,
+                 .hidden = 1,
+                 .experts = {&expert, 1},
+                 .k = 1,
+                 .chosen = &chosen,
+                 .weights = &weight,
+                 .shared = &expert,
+                 .y = &y,
+                 .y_stride = 1};
+    moe_ref(args);
+    const double g = 0.75;
+    const double out = g / (1 + std::exp(-g)) * -3.0 * 3.0;
+    EXPECT_NEAR(y, 10.0 + 0.25 * out + out, 1e-5);
+}
+
+}  // namespace
+}  // namespace tessera
