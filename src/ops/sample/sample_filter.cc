@@ -1,0 +1,145 @@
+#include "ops/sample/sample_filter.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "ops/sample/sample_common.h"
+
+namespace tessera {
+namespace {
+
+struct Bucket {
+    int32_t index = 0;
+    uint64_t mass_before = 0;  // of the better buckets
+    int64_t count_before = 0;
+};
+
+// The tokens of a bucket, best first, ties in order of ids.
+std::span<const int32_t> sorted_bucket(const SampleMemory& memory, int32_t bucket) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < memory.padded; ++i) {
+        memory.candidates[count] = static_cast<int32_t>(i);
+        count += memory.buckets[i] == bucket ? 1 : 0;
+    }
+    const std::span<int32_t> ids(memory.candidates, static_cast<size_t>(count));
+    std::sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
+        return memory.x[a] != memory.x[b] ? memory.x[a] > memory.x[b] : a < b;
+    });
+    return ids;
+}
+
+void fill_histogram(const SampleMemory& memory) {
+    std::fill_n(memory.bucket_mass, kSampleBuckets, uint64_t{0});
+    std::fill_n(memory.bucket_count, kSampleBuckets, 0);
+    for (int64_t i = 0; i < memory.padded; ++i) {
+        const int32_t bucket = memory.buckets[i];
+        memory.bucket_mass[bucket] += static_cast<uint64_t>(memory.weights[i]);
+        ++memory.bucket_count[bucket];
+    }
+}
+
+// What top_k leaves: every token at least as good as the k-th, and their mass.
+struct TopK {
+    float logit = kMinusInf;
+    uint64_t mass = 0;
+};
+
+TopK find_top_k(const SampleRowArgs& row, const SampleMemory& memory) {
+    Bucket at;
+    while (at.index < kSampleBuckets - 1 &&
+           (row.top_k <= 0 || at.count_before + memory.bucket_count[at.index] < row.top_k)) {
+        at.mass_before += memory.bucket_mass[at.index];
+        at.count_before += memory.bucket_count[at.index];
+        ++at.index;
+    }
+    TopK result{.mass = at.mass_before};
+    if (at.index == kSampleBuckets - 1) {
+        return result;  // no more tokens with a weight than k
+    }
+    const std::span<const int32_t> ids = sorted_bucket(memory, at.index);
+    result.logit = memory.x[ids[static_cast<size_t>(row.top_k - at.count_before - 1)]];
+    for (const int32_t id : ids) {
+        result.mass += memory.x[id] >= result.logit ? static_cast<uint64_t>(memory.weights[id]) : 0;
+    }
+    return result;
+}
+
+}  // namespace
+
+SampleMemory SampleMemory::at(std::byte* memory, int64_t vocab, int64_t* bytes) {
+    int64_t used = 0;
+    const auto take = [&](int64_t size) {
+        std::byte* piece = memory == nullptr ? nullptr : memory + used;
+        used += (size + 63) / 64 * 64;
+        return piece;
+    };
+    SampleMemory m;
+    m.vocab = vocab;
+    m.padded = (vocab + 15) / 16 * 16;
+    m.x = reinterpret_cast<float*>(take(m.padded * 4));
+    m.weights = reinterpret_cast<int32_t*>(take(m.padded * 4));
+    m.buckets = reinterpret_cast<int32_t*>(take(m.padded * 4));
+    m.block_sums = reinterpret_cast<uint64_t*>(take((m.padded + kSampleBlock - 1) / kSampleBlock * 8));
+    m.bucket_mass = reinterpret_cast<uint64_t*>(take(int64_t{kSampleBuckets} * 8));
+    m.bucket_count = reinterpret_cast<int32_t*>(take(int64_t{kSampleBuckets} * 4));
+    m.candidates = reinterpret_cast<int32_t*>(take((m.padded + 16) * 4));
+    if (bytes != nullptr) {
+        *bytes = used;
+    }
+    return m;
+}
+
+SampleCut find_cut(const SampleRowArgs& row, const SampleMemory& memory) {
+    fill_histogram(memory);
+    const TopK top_k = find_top_k(row, memory);
+    SampleCut cut{.logit = top_k.logit, .id = std::numeric_limits<int32_t>::max()};
+    if (row.top_p >= 1) {
+        return cut;
+    }
+    const double target = static_cast<double>(row.top_p) * static_cast<double>(top_k.mass);
+    Bucket at;
+    while (at.index < kSampleBuckets - 2 &&
+           static_cast<double>(at.mass_before + memory.bucket_mass[at.index]) < target) {
+        at.mass_before += memory.bucket_mass[at.index];
+        ++at.index;
+    }
+    uint64_t before = at.mass_before;
+    bool first = at.index == 0;  // the best token is always kept
+    for (const int32_t id : sorted_bucket(memory, at.index)) {
+        if (memory.x[id] < top_k.logit || (!first && static_cast<double>(before) >= target)) {
+            break;
+        }
+        cut = {memory.x[id], id};
+        before += static_cast<uint64_t>(memory.weights[id]);
+        first = false;
+    }
+    return cut;
+}
+
+int32_t draw_token(const SampleRowArgs& row, const SampleMemory& memory) {
+    const int64_t blocks = (memory.padded + kSampleBlock - 1) / kSampleBlock;
+    uint64_t total = 0;
+    for (int64_t block = 0; block < blocks; ++block) {
+        total += memory.block_sums[block];
+    }
+    uint64_t point = draw_point(row, total);
+    int64_t block = 0;
+    while (point >= memory.block_sums[block]) {
+        point -= memory.block_sums[block];
+        ++block;
+    }
+    int64_t id = block * kSampleBlock;
+    while (point >= static_cast<uint64_t>(memory.weights[id])) {
+        point -= static_cast<uint64_t>(memory.weights[id]);
+        ++id;
+    }
+    return static_cast<int32_t>(id);
+}
+
+SampleWorkspace::SampleWorkspace(int64_t vocab, int threads) : vocab_(vocab) {
+    SampleMemory::at(nullptr, vocab, &stride_);
+    memory_ = HostBuffer(stride_ * threads);
+}
+
+}  // namespace tessera

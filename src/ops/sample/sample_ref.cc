@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "base/check.h"
+#include "ops/sample/sample.h"
+#include "ops/sample/sample_common.h"
+
+namespace tessera {
+namespace {
+
+// Best first; equal logits in order of ids.
+std::vector<int32_t> order_of(const std::vector<float>& x) {
+    std::vector<int32_t> order(x.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+        return x[static_cast<size_t>(a)] > x[static_cast<size_t>(b)];
+    });
+    return order;
+}
+
+void report_logprobs(const SampleRowArgs& row, const std::vector<float>& raw, SampleRowResult& result) {
+    const float max = *std::max_element(raw.begin(), raw.end());
+    double sum = 0;
+    for (const float value : raw) {
+        sum += std::exp(static_cast<double>(value) - max);
+    }
+    const double log_sum = max + std::log(sum);
+    result.logprob = static_cast<float>(raw[static_cast<size_t>(result.token)] - log_sum);
+    const std::vector<int32_t> order = order_of(raw);
+    const size_t top = std::min(static_cast<size_t>(std::min(row.top, kSampleTopMax)), raw.size());
+    for (size_t i = 0; i < top && raw[static_cast<size_t>(order[i])] != kMinusInf; ++i) {
+        const float value = raw[static_cast<size_t>(order[i])];
+        result.top[i] = {order[i], static_cast<float>(value - log_sum)};
+        result.top_count = static_cast<int32_t>(i) + 1;
+    }
+}
+
+void edit(const SampleRowArgs& row, std::vector<float>& x) {
+    const int64_t vocab = static_cast<int64_t>(x.size());
+    for (int64_t i = 0; i < vocab && row.allowed != nullptr; ++i) {
+        if (!bit_is_set(row.allowed, i)) {
+            x[static_cast<size_t>(i)] = kMinusInf;
+        }
+    }
+    apply_named_edits(row, vocab, x.data());
+    for (int64_t i = 0; i < vocab && has_penalties(row); ++i) {
+        const bool in_prompt = row.prompt_seen != nullptr && bit_is_set(row.prompt_seen, i);
+        const int32_t count = row.output_counts == nullptr ? 0 : row.output_counts[i];
+        x[static_cast<size_t>(i)] = penalised(x[static_cast<size_t>(i)], in_prompt, count, row);
+    }
+}
+
+// The kept tokens' weights by id; 0 = dropped.
+std::vector<uint64_t> kept_weights(const SampleRowArgs& row, std::vector<float>& x) {
+    for (float& value : x) {
+        value = scaled_logit(value, row.temperature);
+    }
+    const std::vector<int32_t> order = order_of(x);
+    const float max = x[static_cast<size_t>(order[0])];
+    std::vector<uint64_t> weights(x.size());
+    uint64_t total = 0;
+    for (size_t rank = 0; rank < order.size(); ++rank) {
+        const size_t id = static_cast<size_t>(order[rank]);
+        if (row.top_k > 0 && rank >= static_cast<size_t>(row.top_k) &&
+            x[id] < x[static_cast<size_t>(order[static_cast<size_t>(row.top_k) - 1])]) {
+            break;
+        }
+        weights[id] = static_cast<uint64_t>(token_weight(x[id], max, row.min_p));
+        total += weights[id];
+    }
+    if (row.top_p < 1) {
+        const double target = static_cast<double>(row.top_p) * static_cast<double>(total);
+        uint64_t before = 0;
+        for (size_t rank = 0; rank < order.size(); ++rank) {
+            uint64_t& weight = weights[static_cast<size_t>(order[rank])];
+            const uint64_t own = weight;
+            if (rank > 0 && static_cast<double>(before) >= target) {
+                weight = 0;
+            }
+            before += own;
+        }
+    }
+    return weights;
+}
+
+int32_t choose(const SampleRowArgs& row, std::vector<float>& x) {
+    if (is_greedy(row)) {
+        return order_of(x)[0];
+    }
+    const std::vector<uint64_t> weights = kept_weights(row, x);
+    const uint64_t point = draw_point(row, std::accumulate(weights.begin(), weights.end(), uint64_t{0}));
+    uint64_t sum = 0;
+    for (size_t id = 0; id < weights.size(); ++id) {
+        sum += weights[id];
+        if (sum > point) {
+            return static_cast<int32_t>(id);
+        }
+    }
+    return -1;
+}
+
+SampleRowResult sample_row(const SampleRowArgs& row, int64_t vocab) {
+    SampleRowResult result;
+    const std::vector<float> raw(row.logits, row.logits + vocab);
+    const bool finite = std::none_of(raw.begin(), raw.end(),
+                                     [](float v) { return std::isnan(v) || (std::isinf(v) && v > 0); });
+    if (!finite) {
+        result.error = SampleError::kNotFinite;
+        return result;
+    }
+    if (row.forced_token >= 0) {
+        result.token = row.forced_token;
+    } else {
+        std::vector<float> x = raw;
+        edit(row, x);
+        if (*std::max_element(x.begin(), x.end()) == kMinusInf) {
+            result.error = SampleError::kNoToken;
+            return result;
+        }
+        result.token = choose(row, x);
+    }
+    if (row.logprobs) {
+        report_logprobs(row, raw, result);
+    }
+    return result;
+}
+
+}  // namespace
+
+std::string_view sample_error_name(SampleError error) {
+    switch (error) {
+        case SampleError::kNone:
+            return "none";
+        case SampleError::kNotFinite:
+            return "the logits hold a NaN or an infinity";
+        case SampleError::kNoToken:
+            return "every token is masked";
+    }
+    return "none";
+}
+
+void sample_ref(const SampleArgs& args) {
+    check(args.rows.size() == args.results.size(), "sample: one result for each row");
+    for (size_t i = 0; i < args.rows.size(); ++i) {
+        args.results[i] = sample_row(args.rows[i], args.vocab);
+    }
+}
+
+}  // namespace tessera
