@@ -81,11 +81,12 @@ json::Value read_template_kwargs(FieldReader& reader, const OpenAiConfig& config
     return kwargs;
 }
 
-// The published format ends the prompt inside the last assistant message by itself, so continuing one needs
-// no more than a message that can be continued.
+// add_generation_prompt is true unless the client says otherwise, as OpenAI servers have it. The published
+// format leaves a last assistant message open by itself, so continuing one needs no more than a message that
+// can be continued.
 void read_prompt_end(FieldReader& reader, ChatPrompt& out) {
-    const json::Value* add = reader.get("add_generation_prompt");
     const bool continue_final = reader.boolean("continue_final_message", false);
+    const bool in_kwargs = out.input.kwargs.find("add_generation_prompt") != nullptr;
     const bool add_generation_prompt = reader.boolean("add_generation_prompt", !continue_final);
     if (!reader.ok()) {
         return;
@@ -102,7 +103,7 @@ void read_prompt_end(FieldReader& reader, ChatPrompt& out) {
                         "'add_generation_prompt' and 'continue_final_message' cannot both be true");
         }
     }
-    if (add != nullptr || continue_final) {
+    if (!in_kwargs || reader.get("add_generation_prompt") != nullptr) {
         out.input.kwargs.set("add_generation_prompt", add_generation_prompt);
     }
 }

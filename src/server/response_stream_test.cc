@@ -370,7 +370,7 @@ TEST(ResponseStream, ShutdownEndsRunningStreamsByTheContract) {
         [](const SlotInit&) { return Script{.tokens = demo_ids("word "), .endless = true}; }, {},
         std::chrono::microseconds(500));
     auto streamed = fixture.send(kChat, body(R"("stream":true,)"));
-    streamed->wait_for_text("word");
+    streamed->wait_for_text(R"("delta":{"content":")");
     fixture.engine().abort_all();
     streamed->wait();
     EXPECT_EQ(read_stream(streamed->body(), true, false).error.find("type")->as_string(),
@@ -382,7 +382,7 @@ TEST(ResponseStream, ADisconnectCancelsEverySequence) {
         [](const SlotInit&) { return Script{.tokens = demo_ids("word "), .endless = true}; }, {},
         std::chrono::microseconds(500));
     auto streamed = fixture.send(kChat, body(R"("stream":true,"n":3,)"));
-    streamed->wait_for_text("word");
+    streamed->wait_for_text(R"("delta":{"content":")");
     streamed->disconnect();
     fixture.wait_idle();
     EXPECT_FALSE(streamed->answered());
