@@ -30,6 +30,10 @@ endif()
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_settings INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(tessera_settings INTERFACE -fsanitize=${TESSERA_SANITIZE})
+  # Thread sanitizer does not know fences; Asio's queues have locks beside them.
+  if(TESSERA_SANITIZE MATCHES thread)
+    target_compile_definitions(tessera_settings INTERFACE BOOST_ASIO_DISABLE_FENCED_BLOCK)
+  endif()
 endif()
 
 # tessera_layer(NAME [DEPS layer-or-library...] [SUBDIRS dir...])

@@ -11,8 +11,8 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kContentSecurityPolicy =
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "font-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'";
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 std::string_view content_type(std::string_view name) {
     static constexpr std::pair<std::string_view, std::string_view> kTypes[] = {
