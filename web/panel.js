@@ -8,8 +8,8 @@ const TILES = [
   {id: "running", label: "Running", title: "Requests that the engine computes now"},
   {id: "waiting", label: "Waiting", title: "Requests in the queue"},
   {id: "rate", label: "Tokens per second", title: "Generated tokens, over all requests", wide: true},
-  {id: "ttft", label: "First token", title: "Time to first token (TTFT), mean of the last minute"},
-  {id: "tpot", label: "Later tokens", title: "Time per output token (TPOT), mean of the last minute"},
+  {id: "ttft", label: "First token", title: "Time to first token (TTFT), median of the last minute"},
+  {id: "tpot", label: "Later tokens", title: "Time per output token (TPOT), median of the last minute"},
   {id: "cache", label: "Cache in use", title: "Pages of the KV cache that running requests hold", meter: true},
   {id: "hits", label: "Cache hits", title: "Prompt tokens that came from the prefix cache", meter: true},
 ];

@@ -1,11 +1,5 @@
 """The page in headless Chromium: against the real server, and against a stand-in that sends what a model should not."""
 
-import os
-import pathlib
-import socket
-import subprocess
-import time
-import urllib.error
 import urllib.request
 
 import pytest
@@ -17,8 +11,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = os.environ.get("TESSERA_BINARY", str(ROOT / "build" / "release" / "tessera"))
 WAIT_S = 60  # generous: the machine may be slow and busy
 
 
@@ -42,28 +34,8 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def server():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [BINARY, "serve", str(ROOT / "models" / "demo"), "--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}/"
-    deadline = time.monotonic() + WAIT_S
-    while not answers(url + "ready"):
-        assert process.poll() is None, "the server ended before it was ready"
-        assert time.monotonic() < deadline, "the server did not become ready"
-        time.sleep(0.05)
-    yield url
-    process.terminate()
-    process.wait(WAIT_S)
-
-
-def answers(url):
-    try:
-        return urllib.request.urlopen(url, timeout=5).status == 200
-    except (urllib.error.URLError, OSError):
-        return False
+def server(api_server):
+    return f"http://127.0.0.1:{api_server.port}/"
 
 
 def until(browser, condition):
