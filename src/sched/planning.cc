@@ -72,7 +72,7 @@ void Scheduler::Impl::plan_decodes(Draft& draft, int32_t token_limit) {
     const auto count = static_cast<int32_t>(rows.size());
     if (count > token_limit) {
         std::stable_sort(rows.begin(), rows.end(), [](const Sequence* a, const Sequence* b) {
-            return a->last_planned_step < b->last_planned_step;
+            return a->last_planned < b->last_planned;
         });
     }
     const int32_t drafts = count == 0 ? 0 : std::clamp(token_limit / count - 1, 0, config.draft_tokens_max);
@@ -193,7 +193,7 @@ void Scheduler::Impl::emit_row(Draft& draft, Sequence& sequence, StepRow row) {
     row.page_table_length = sequence.pages_planned;
     row.new_pages.assign(sequence.pages.begin() + sequence.pages_planned, sequence.pages.end());
     sequence.pages_planned = static_cast<int32_t>(sequence.pages.size());
-    sequence.last_planned_step = next_step;
+    sequence.last_planned = next_row++;
     ++sequence.rows_in_flight;
     if (row.kind != RowKind::kPrefill) {
         ++sequence.samples_in_flight;

@@ -1,6 +1,7 @@
 #include "sim/workload.h"
 
 #include <algorithm>
+#include <string>
 #include <tuple>
 
 #include "base/check.h"
@@ -127,8 +128,8 @@ Request RequestMaker::make(RequestId id, TimeNs now, const Scheduler& scheduler)
     }
     request.id = id;
     request.sampling.seed = id;
-    request.cache_salt = random_.one_in(5) ? "tenant" : "";
-    script.salt = request.cache_salt.size();
+    script.salt = random_.one_in(4) ? static_cast<uint64_t>(random_.between(1, 2)) : 0;
+    request.cache_salt = script.salt == 0 ? "" : "tenant " + std::to_string(script.salt);
     request.priority = random_.one_in(4) ? random_.between(-1, 1) : 0;
     if (setting_.interruptions && random_.one_in(5)) {
         request.deadline = now + random_.between(1, 300);

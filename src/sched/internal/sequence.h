@@ -46,8 +46,8 @@ struct Sequence {
     int32_t pages_planned = 0;  // pages that the runner has been told of
     int32_t prefill_target = 0;
     int32_t prefill_planned = 0;
-    int32_t computed = 0;  // tokens whose KV is certain: at most this many are hashed
-    uint64_t last_planned_step = 0;
+    int32_t computed = 0;       // tokens whose KV is certain: at most this many are hashed
+    uint64_t last_planned = 0;  // the latest row's number, over all rows ever planned
 
     // Rows planned and not committed; among them those that sample, and the tokens these may bring at most.
     int32_t rows_in_flight = 0;

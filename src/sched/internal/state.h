@@ -111,6 +111,7 @@ struct Scheduler::Impl {
     SchedulerStats counters;  // the counters alone; stats() adds the gauges
     int64_t next_arrival = 0;
     uint64_t next_step = 1;
+    uint64_t next_row = 1;
     int32_t draining = 0;  // sequences whose pages come back when their rows in flight are committed
     // The head of the queue found no room, and none has come back since: not worth hashing its prompt again.
     bool admission_stalled = false;
