@@ -25,7 +25,8 @@ struct PageKey {
     bool operator==(const PageKey&) const = default;
 };
 
-// What makes pages of two engines interchangeable; hashed into the root of every chain (docs/formats/kv_page.md).
+// What makes pages of two engines interchangeable; hashed into the root of every chain
+// (docs/formats/kv_page.md).
 struct CacheIdentity {
     std::array<uint8_t, 32> weights_fingerprint{};
     PageFormat format;
