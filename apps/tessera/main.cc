@@ -19,6 +19,7 @@ constexpr Subcommand kSubcommands[] = {
     {"score", "log-probabilities of given token ids", tessera::run_score},
     {"eval", "exact answers on task sets", tessera::run_eval},
     {"tokenize", "text to token ids and back", tessera::run_tokenize},
+    {"bench", "load test of a server; benchmark of the engine", tessera::run_bench},
     {"render", "conversations to prompt text", tessera::run_render},
 };
 
