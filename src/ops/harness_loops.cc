@@ -10,6 +10,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
+namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -52,6 +53,7 @@ void read_lines(const float* data, int64_t count, float* sink) {
     *sink = hn::GetLane(hn::Add(hn::Add(a, b), hn::Add(c, e)));
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();

@@ -16,6 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
+namespace {
 #if HWY_TARGET == HWY_SCALAR
 
 void run_item(const AttentionArgs&, const AttentionItem&, int) {}
@@ -237,6 +238,7 @@ void run_merge(const AttentionArgs& args, const AttentionItem& item) {
 bool has_kernels() {
     return HWY_TARGET != HWY_SCALAR;
 }
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();

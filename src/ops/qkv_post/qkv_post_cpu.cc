@@ -12,6 +12,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
+namespace {
 #if HWY_TARGET == HWY_SCALAR
 
 void run_tokens(const QkvPostArgs&, int64_t, int64_t) {}
@@ -117,6 +118,7 @@ void run_tokens(const QkvPostArgs& args, int64_t begin, int64_t end) {
 bool has_kernels() {
     return HWY_TARGET != HWY_SCALAR;
 }
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();

@@ -67,8 +67,8 @@ struct SampleRowResult {
     int32_t token = -1;
     float logprob = 0;
     int32_t top_count = 0;
-    std::array<SampleLogprob, kSampleTopMax> top;  // most probable first (ties: lowest id first)
-    SampleError error = SampleError::kNone;        // of this row alone
+    std::array<SampleLogprob, kSampleTopMax> top{};  // most probable first (ties: lowest id first)
+    SampleError error = SampleError::kNone;          // of this row alone
 };
 
 // Memory of the fast version: one row's logits and weights per thread. Made once.

@@ -19,6 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tessera {
 namespace HWY_NAMESPACE {
+namespace {
 #if HWY_TARGET == HWY_SCALAR
 
 void sample_row(const SampleRowArgs&, const SampleMemory&, SampleRowResult&) {}
@@ -276,7 +277,7 @@ void sample_row(const SampleRowArgs& row, const SampleMemory& memory, SampleRowR
         }
         const float max = max_of(memory);
         if (max == kMinusInf) {
-            result.error = SampleError::kNoToken;
+            result = SampleRowResult{.error = SampleError::kNoToken};
             return;
         }
         result.token = choose(row, memory, max);
@@ -290,6 +291,7 @@ void sample_row(const SampleRowArgs& row, const SampleMemory& memory, SampleRowR
 bool has_kernels() {
     return HWY_TARGET != HWY_SCALAR;
 }
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera
 HWY_AFTER_NAMESPACE();
