@@ -1,13 +1,63 @@
 #include "cli.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <numeric>
+#include <string_view>
+#include <vector>
 
 namespace tessera {
+namespace {
+
+// Insertions, deletions and changes of one letter that lead from a to b.
+size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), size_t{0});
+    for (size_t i = 1; i <= a.size(); ++i) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); ++j) {
+            const size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+            diagonal = row[j];
+            row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+// The option's name that is nearest to an unknown one; empty when none is near.
+std::string nearest_name(const CLI::App& app, std::string unknown) {
+    unknown = unknown.substr(0, unknown.find('='));
+    std::string nearest;
+    size_t best = std::max<size_t>(3, unknown.size() / 3) + 1;
+    for (const CLI::Option* option : app.get_options()) {
+        for (const std::string& long_name : option->get_lnames()) {
+            const size_t distance = edit_distance(unknown, "--" + long_name);
+            if (distance < best) {
+                best = distance;
+                nearest = "--" + long_name;
+            }
+        }
+    }
+    return nearest;
+}
+
+}  // namespace
 
 std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv) {
     try {
         app.parse(argc, argv);
+    } catch (const CLI::ExtrasError&) {
+        const std::vector<std::string> unknown = app.remaining();
+        const auto flag =
+            std::ranges::find_if(unknown, [](const auto& text) { return text.starts_with('-'); });
+        const std::string& name = flag != unknown.end() ? *flag : unknown.front();
+        const std::string nearest = nearest_name(app, name);
+        std::fprintf(stderr, "%s: unknown argument '%s'%s%s%s (--help lists them all)\n",
+                     app.get_name().c_str(), name.c_str(), nearest.empty() ? "" : ": did you mean '",
+                     nearest.c_str(), nearest.empty() ? "" : "'?");
+        return 2;
     } catch (const CLI::ParseError& error) {
         return app.exit(error, std::cout, std::cerr) == 0 ? 0 : 2;
     }

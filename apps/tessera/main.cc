@@ -14,6 +14,7 @@ struct Subcommand {
 
 // A line is added here when its file exists.
 constexpr Subcommand kSubcommands[] = {
+    {"serve", "the OpenAI-compatible server and its chat page", tessera::run_serve},
     {"chat", "a conversation in the terminal", tessera::run_chat},
     {"generate", "complete prompts offline", tessera::run_generate},
     {"score", "log-probabilities of given token ids", tessera::run_score},

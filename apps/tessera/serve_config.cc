@@ -1,0 +1,383 @@
+#include "serve_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fmt/format.h>
+#include <fstream>
+#include <iostream>
+#include <thread>
+#include <unistd.h>
+#include <utility>
+
+#include "cli.h"
+#include "types/page_format.h"
+#include "weights/loader.h"
+
+namespace tessera {
+namespace {
+
+// Values that need more than one step from text to the configuration.
+struct RawFlags {
+    std::vector<std::string> allowed_origins, allowed_hosts;
+    std::string key_file, chat_template_kwargs = "{}", generation_config = "auto", log_level = "info", parser,
+                          dtype;
+    std::string speculative;
+    int64_t pool_tokens = 0;
+    int block_size = static_cast<int>(kPageTokens);
+    int tensor_parallel = 1;
+    bool ignored = false;
+};
+
+// A number with a suffix becomes plain digits before the option reads it.
+CLI::Validator size_value() {
+    return CLI::Validator(
+        [](std::string& text) {
+            const std::optional<int64_t> value = parse_size(text);
+            if (!value) {
+                return fmt::format("'{}' is not a size: give a number, with a suffix like 32k, 32K or 4GiB",
+                                   text);
+            }
+            text = std::to_string(*value);
+            return std::string();
+        },
+        "SIZE");
+}
+
+void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
+    app.add_option("MODEL,--model,--model-path", c.engine.model, "model folder in Hugging Face layout")
+        ->required();
+    app.add_option("--served-model-name", c.served_model_names,
+                   "names that requests may use; default: the folder's");
+    app.add_option("--device", c.engine.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    app.add_option("--threads", c.engine.threads, "0 = all the cores that the process may use")
+        ->check(CLI::Range(0, 1024));
+    app.add_option("--tensor-parallel-size,--tp-size,--tp", raw.tensor_parallel,
+                   "1: more ranks are not built yet")
+        ->capture_default_str();
+    app.add_option("--max-model-len,--context-length", c.engine.max_model_len,
+                   "prompt and output of one request; 0 = the model's context")
+        ->transform(size_value());
+    app.add_option("--generation-config", raw.generation_config,
+                   "sampling defaults: auto = the model folder's generation_config.json, vllm = neutral")
+        ->check(CLI::IsMember({"auto", "vllm"}))
+        ->capture_default_str();
+    app.add_option("--default-chat-template-kwargs", raw.chat_template_kwargs,
+                   "JSON object, e.g. '{\"reasoning_effort\": \"high\"}'; a request's own go first");
+    app.add_option("--seed", c.seed, "of requests without a seed; default: random");
+    app.add_flag("--weight-only", c.engine.weight_only, "FP8 checkpoints: leave activations unquantised");
+}
+
+void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
+    app.add_option("--kv-cache-dtype", c.engine.kv_cache_dtype,
+                   "auto (= float32 on the CPU), float32 or bfloat16")
+        ->capture_default_str();
+    app.add_option("--block-size,--page-size", raw.block_size, "tokens of a KV page: 64")
+        ->capture_default_str();
+    auto* bytes =
+        app.add_option("--kv-cache-memory-bytes", c.engine.kv_cache_bytes,
+                       "the KV pool's size, e.g. 4GiB; 0 = 1 GiB, or what one longest request needs")
+            ->transform(size_value());
+    auto* pages =
+        app.add_option("--num-gpu-blocks-override", c.engine.num_pages, "the KV pool's size in pages")
+            ->check(CLI::Range(0, 1 << 30))
+            ->excludes(bytes);
+    app.add_option("--max-total-tokens", raw.pool_tokens, "the KV pool's size in tokens")
+        ->transform(size_value())
+        ->excludes(bytes)
+        ->excludes(pages);
+    app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching,!--disable-radix-cache",
+                 c.engine.prefix_caching, "reuse the KV pages of equal prompt beginnings (on by default)");
+    app.add_option("--max-num-seqs,--max-running-requests", c.engine.max_num_seqs, "sequences in one step")
+        ->check(CLI::Range(1, 65536))
+        ->capture_default_str();
+    app.add_option("--max-num-batched-tokens,--chunked-prefill-size", c.engine.max_num_batched_tokens,
+                   "tokens in one step")
+        ->transform(size_value())
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--max-num-queued-reqs,--max-queued-requests", c.engine.max_queued_requests,
+                   "waiting requests; beyond it 429 with Retry-After")
+        ->check(CLI::Range(1, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--max-num-queued-tokens", c.engine.max_queued_tokens,
+                   "prompt tokens of waiting requests; 0 = no limit")
+        ->transform(size_value());
+    app.add_option("--request-timeout", c.request_timeout_s,
+                   "seconds from a request's arrival to its end; 0 = none")
+        ->check(CLI::Range(0.0, 1e6));
+    app.add_option("--shutdown-timeout", c.shutdown_timeout_s,
+                   "seconds that SIGTERM leaves running requests; a second signal exits at once")
+        ->check(CLI::Range(0.0, 1e6))
+        ->capture_default_str();
+}
+
+void add_http_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
+    app.add_option("--host", c.http.host, "address to listen on")->capture_default_str();
+    app.add_option("--port", c.http.port, "0 = any free port")
+        ->check(CLI::Range(0, 65535))
+        ->capture_default_str();
+    app.add_option("--api-key", c.http.api_keys,
+                   "keys that clients must send; other users of the machine can see them here, "
+                   "but not in --api-key-file, TESSERA_API_KEY or VLLM_API_KEY");
+    app.add_option("--api-key-file", raw.key_file, "file with a key a line (# starts a comment)");
+    auto* key = app.add_option("--ssl-keyfile", c.http.tls_key_file, "the TLS key, PEM");
+    auto* cert = app.add_option("--ssl-certfile", c.http.tls_cert_file, "the TLS certificate chain, PEM");
+    key->needs(cert);
+    cert->needs(key);
+    app.add_option("--allowed-origins", raw.allowed_origins,
+                   "web origins whose pages may call the API (CORS), e.g. https://app.example; * = all");
+    app.add_option(
+        "--allowed-hosts", raw.allowed_hosts,
+        "names that clients may call this server by, beside localhost and --host: name or name:port");
+    app.add_option("--max-request-body-bytes", c.http.body_bytes_max, "a larger request gets 413")
+        ->transform(size_value())
+        ->capture_default_str();
+    app.add_option("--max-connections", c.http.connections_max, "open connections; more get 503")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_flag("--cache-salt-shared", c.share_cache_between_keys,
+                 "API keys share cached prompts (their timing tells)");
+    app.add_flag("--enable-force-include-usage", c.force_include_usage, "every stream ends with its usage");
+    app.add_flag("--enable-log-requests,--log-requests", c.http.log_requests,
+                 "log a line a request: id, path, status, time; never what it says");
+    app.add_option("--log-level", raw.log_level, "debug, info, warning, error or off")
+        ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}))
+        ->capture_default_str();
+    app.add_flag("--print-config", c.print_config, "print the resolved configuration as JSON and exit");
+}
+
+// Flags that ask for what is always done, and flags whose feature is still to come.
+void add_compatibility_flags(CLI::App& app, RawFlags& raw) {
+    const std::string group = "Accepted, since they ask for what is done anyway";
+    app.add_option("--tool-call-parser", raw.parser)
+        ->check(CLI::IsMember({"hy_v3", "hunyuan"}))
+        ->group(group);
+    app.add_option("--reasoning-parser", raw.parser)
+        ->check(CLI::IsMember({"hy_v3", "hunyuan"}))
+        ->group(group);
+    app.add_option("--dtype", raw.dtype)->check(CLI::IsMember({"auto", "float32"}))->group(group);
+    for (const char* name : {"--enable-auto-tool-choice", "--trust-remote-code", "--enable-chunked-prefill",
+                             "--async-scheduling", "--enable-prompt-tokens-details",
+                             "--enable-request-id-headers", "--enable-metrics", "--enable-cache-report"}) {
+        app.add_flag(name, raw.ignored)->group(group);
+    }
+    for (const char* name : {"--speculative-config", "--speculative-config.method",
+                             "--speculative-config.num_speculative_tokens", "--speculative-algorithm"}) {
+        app.add_option(name, raw.speculative)->group("");
+    }
+}
+
+int usage_error(std::string_view message) {
+    std::fprintf(stderr, "tessera serve: %.*s\n", static_cast<int>(message.size()), message.data());
+    return 2;
+}
+
+// Each value as it is, or a JSON list of strings, as vLLM's flags take it.
+std::optional<std::string> append_list(const std::vector<std::string>& values, const char* flag,
+                                       std::vector<std::string>& out) {
+    for (const std::string& value : values) {
+        if (!value.starts_with('[')) {
+            out.push_back(value);
+            continue;
+        }
+        const Result<json::Value> list = json::parse(value);
+        if (!list.ok() ||
+            !std::ranges::all_of(list->items(), [](const json::Value& v) { return v.is_string(); })) {
+            return fmt::format("{}: '{}' is neither a name nor a JSON list of names", flag, value);
+        }
+        for (const json::Value& item : list->items()) {
+            out.push_back(item.as_string());
+        }
+    }
+    return std::nullopt;
+}
+
+std::optional<std::string> read_keys(const std::string& file, std::vector<std::string>& keys) {
+    for (const char* name : {"TESSERA_API_KEY", "VLLM_API_KEY"}) {
+        if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
+            keys.emplace_back(value);
+        }
+    }
+    if (!file.empty()) {
+        std::ifstream in(file);
+        const size_t before = keys.size();
+        for (std::string line; std::getline(in, line);) {
+            while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back())) != 0) {
+                line.pop_back();
+            }
+            if (!line.empty() && line[0] != '#') {
+                keys.push_back(line);
+            }
+        }
+        if (keys.size() == before) {
+            return fmt::format("--api-key-file: '{}' cannot be read or holds no key", file);
+        }
+    }
+    if (std::ranges::find(keys, "") != keys.end()) {
+        return "--api-key: an empty key would let everyone in";
+    }
+    return std::nullopt;
+}
+
+// What single flags cannot check; the message when something is wrong.
+std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
+    if (raw.tensor_parallel != 1) {
+        return fmt::format("--tensor-parallel-size {}: only 1 is built yet", raw.tensor_parallel);
+    }
+    if (raw.block_size != kPageTokens) {
+        return fmt::format("--block-size {}: a KV page has {} tokens", raw.block_size, kPageTokens);
+    }
+    if (!raw.speculative.empty()) {
+        return "speculative decoding is not built yet: leave --speculative-config out";
+    }
+    if (c.engine.kv_cache_dtype.starts_with("fp8")) {
+        return fmt::format("--kv-cache-dtype {}: the cpu backend keeps float32 or bfloat16 pages",
+                           c.engine.kv_cache_dtype);
+    }
+    if (c.engine.kv_cache_dtype != "auto" && c.engine.kv_cache_dtype != "float32" &&
+        c.engine.kv_cache_dtype != "bfloat16") {
+        return fmt::format("--kv-cache-dtype {}: give auto, float32 or bfloat16", c.engine.kv_cache_dtype);
+    }
+    if (raw.pool_tokens > 0) {
+        c.engine.num_pages = static_cast<int32_t>(
+            std::min<int64_t>((raw.pool_tokens + kPageTokens - 1) / kPageTokens, 1 << 30));
+    }
+    Result<json::Value> kwargs = json::parse(raw.chat_template_kwargs);
+    if (!kwargs.ok() || !kwargs->is_object()) {
+        return fmt::format("--default-chat-template-kwargs: not a JSON object: {}", raw.chat_template_kwargs);
+    }
+    c.chat_template_kwargs = kwargs.take();
+    c.authors_sampling_defaults = raw.generation_config == "auto";
+    static constexpr std::pair<std::string_view, LogLevel> kLevels[] = {{"debug", LogLevel::kDebug},
+                                                                        {"info", LogLevel::kInfo},
+                                                                        {"warning", LogLevel::kWarning},
+                                                                        {"error", LogLevel::kError},
+                                                                        {"off", LogLevel::kOff}};
+    c.log_level =
+        std::ranges::find(kLevels, raw.log_level, [](const auto& level) { return level.first; })->second;
+    if (c.served_model_names.empty()) {
+        std::filesystem::path folder = std::filesystem::path(c.engine.model).lexically_normal();
+        folder = folder.has_filename() ? folder : folder.parent_path();
+        c.served_model_names = {folder.filename().string()};
+    }
+    c.engine.progress = isatty(STDERR_FILENO) != 0;
+    if (auto wrong = append_list(raw.allowed_origins, "--allowed-origins", c.http.allowed_origins)) {
+        return wrong;
+    }
+    if (auto wrong = append_list(raw.allowed_hosts, "--allowed-hosts", c.http.allowed_hosts)) {
+        return wrong;
+    }
+    return read_keys(raw.key_file, c.http.api_keys);
+}
+
+json::Value strings(const std::vector<std::string>& values) {
+    json::Value list = json::Value::array();
+    for (const std::string& value : values) {
+        list.push_back(value);
+    }
+    return list;
+}
+
+}  // namespace
+
+std::optional<int64_t> parse_size(std::string_view text) {
+    const std::string copy(text);
+    char* end = nullptr;
+    const double number = std::strtod(copy.c_str(), &end);
+    const std::string_view suffix = end;
+    if (end == copy.c_str() || !std::isdigit(static_cast<unsigned char>(copy[0]))) {
+        return std::nullopt;
+    }
+    struct Unit {
+        std::string_view suffix;
+        double factor;
+    };
+    static constexpr Unit kUnits[] = {{"", 1},         {"k", 1e3},      {"m", 1e6},      {"g", 1e9},
+                                      {"t", 1e12},     {"K", 0x1p10},   {"M", 0x1p20},   {"G", 0x1p30},
+                                      {"T", 0x1p40},   {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+                                      {"TiB", 0x1p40}, {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
+                                      {"TB", 1e12},    {"kB", 1e3},     {"B", 1}};
+    for (const Unit& unit : kUnits) {
+        const double value = number * unit.factor;
+        if (suffix == unit.suffix && value < 0x1p62 && (!suffix.empty() || value == std::floor(value))) {
+            return static_cast<int64_t>(value);
+        }
+    }
+    return std::nullopt;
+}
+
+std::optional<int> parse_serve(int argc, char** argv, ServeConfig& config) {
+    RawFlags raw;
+    CLI::App app("Serves a model over an OpenAI-compatible API, with a chat page at /.");
+    app.name("tessera serve");
+    add_model_flags(app, config, raw);
+    add_engine_flags(app, config, raw);
+    add_http_flags(app, config, raw);
+    add_compatibility_flags(app, raw);
+    app.footer(
+        "examples:\n"
+        "  tessera serve models/demo\n"
+        "  tessera serve models/demo --port 9000 --max-model-len 8K --kv-cache-memory-bytes 2GiB\n"
+        "  tessera serve models/demo --host 0.0.0.0 --api-key-file keys.txt --ssl-keyfile key.pem "
+        "--ssl-certfile cert.pem");
+    if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
+        return status;
+    }
+    if (const std::optional<std::string> wrong = resolve(config, raw)) {
+        return usage_error(*wrong);
+    }
+    return std::nullopt;
+}
+
+std::string serve_config_json(const ServeConfig& c) {
+    // 0 stands for the model's own context; say what that is when the folder tells.
+    int64_t max_model_len = c.engine.max_model_len;
+    if (max_model_len == 0) {
+        const Result<ModelConfig> model = load_model_config(c.engine.model);
+        max_model_len = model.ok() ? model->max_position_embeddings : 0;
+    }
+    const int64_t threads =
+        c.engine.threads > 0 ? c.engine.threads : int64_t{std::thread::hardware_concurrency()};
+    const json::Value value = json::Value::object({
+        {"model", c.engine.model},
+        {"served_model_name", strings(c.served_model_names)},
+        {"device", c.engine.device},
+        {"threads", threads},
+        {"tensor_parallel_size", 1},
+        {"max_model_len", max_model_len},
+        {"kv_cache_dtype", c.engine.kv_cache_dtype == "auto" ? "float32" : c.engine.kv_cache_dtype},
+        {"block_size", kPageTokens},
+        {"kv_cache_memory_bytes", c.engine.kv_cache_bytes},
+        {"num_gpu_blocks_override", c.engine.num_pages},
+        {"enable_prefix_caching", c.engine.prefix_caching},
+        {"cache_salt_shared", c.share_cache_between_keys},
+        {"max_num_seqs", c.engine.max_num_seqs},
+        {"max_num_batched_tokens", c.engine.max_num_batched_tokens},
+        {"max_num_queued_reqs", c.engine.max_queued_requests},
+        {"max_num_queued_tokens", c.engine.max_queued_tokens},
+        {"request_timeout", c.request_timeout_s},
+        {"shutdown_timeout", c.shutdown_timeout_s},
+        {"generation_config", c.authors_sampling_defaults ? "auto" : "vllm"},
+        {"default_chat_template_kwargs", c.chat_template_kwargs},
+        {"seed", c.seed ? json::Value(*c.seed) : json::Value(nullptr)},
+        {"host", c.http.host},
+        {"port", c.http.port},
+        {"api_keys", static_cast<int64_t>(c.http.api_keys.size())},
+        {"ssl_keyfile", c.http.tls_key_file},
+        {"ssl_certfile", c.http.tls_cert_file},
+        {"allowed_origins", strings(c.http.allowed_origins)},
+        {"allowed_hosts", strings(c.http.allowed_hosts)},
+        {"max_request_body_bytes", static_cast<int64_t>(c.http.body_bytes_max)},
+        {"max_connections", static_cast<int64_t>(c.http.connections_max)},
+        {"enable_force_include_usage", c.force_include_usage},
+        {"enable_log_requests", c.http.log_requests},
+    });
+    return json::dump(value);
+}
+
+}  // namespace tessera
