@@ -12,9 +12,8 @@ namespace tessera {
 struct OpEntry {
     std::string_view name;
     std::string_view summary;
+    std::string_view agreement;  // with the reference, over all instruction sets
     std::vector<OpCase> (*cases)();
-    // Most that an element may differ from the reference; 0 = the same values.
-    std::string_view exactness;
 };
 
 std::span<const OpEntry> op_registry();
