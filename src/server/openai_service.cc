@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 #include <utility>
 
-#include "server/chat_request.h"
-#include "server/completion_request.h"
 #include "server/metrics.h"
-#include "server/openai_context.h"
-#include "server/response_stream.h"
-#include "server/tokenize_routes.h"
+#include "server/openai/chat_request.h"
+#include "server/openai/completion_request.h"
+#include "server/openai/context.h"
+#include "server/openai/response_stream.h"
+#include "server/openai/tokenize_routes.h"
 
 namespace tessera {
 namespace {
@@ -91,20 +91,28 @@ ResponsePlan response_plan(const Context& context, const HttpRequest& http, cons
     return plan;
 }
 
-// The n sequences of one prompt.
-void add_sequences(const Context& context, const HttpRequest& http, const CommonFields& common,
-                   const TokenStreamConfig& stream, std::vector<TokenId> prompt, ResponsePlan& plan) {
-    for (int32_t i = 0; i < common.n; ++i) {
+// What all sequences of a client's request have in common.
+struct Incoming {
+    const Context& context;
+    const HttpRequest& http;
+    const CommonFields& common;
+};
+
+// Adds the n sequences of one prompt.
+void add_sequences(const Incoming& in, const TokenStreamConfig& stream, std::vector<TokenId> prompt,
+                   ResponsePlan& plan) {
+    const OpenAiConfig& config = in.context.config;
+    for (int32_t i = 0; i < in.common.n; ++i) {
         SequencePlan& sequence = plan.sequences.emplace_back();
         sequence.prompt = plan.prompts.size();
         sequence.stream = stream;
         Request& request = sequence.request;
         request.prompt = prompt;
-        request.sampling = common.sampling;
-        request.sampling.seed = choice_seed(context, common, i);
-        request.cache_salt = page_salt(context.config, common, http.tenant);
-        request.priority = common.priority;
-        const TimeNs limit = std::chrono::nanoseconds(context.config.request_deadline).count();
+        request.sampling = in.common.sampling;
+        request.sampling.seed = choice_seed(in.context, in.common, i);
+        request.cache_salt = page_salt(config, in.common, in.http.tenant);
+        request.priority = in.common.priority;
+        const TimeNs limit = std::chrono::nanoseconds(config.request_deadline).count();
         request.deadline = limit > 0 ? plan.received + limit : 0;
     }
     plan.prompts.push_back(std::move(prompt));
@@ -177,7 +185,7 @@ std::optional<ApiError> plan_chat(const Context& context, const HttpRequest& htt
     TokenStreamConfig stream = stream_config(chat.common);
     stream.parser = parser_config(context, chat, start);
     stream.think_end = context.think_end;
-    add_sequences(context, http, chat.common, stream, prompt.take(), plan);
+    add_sequences({context, http, chat.common}, stream, prompt.take(), plan);
     return std::nullopt;
 }
 
@@ -221,7 +229,7 @@ std::optional<ApiError> plan_completion(const Context& context, const HttpReques
         if (auto error = resolve_max_tokens(context.config, ids->size(), request.common, "prompt")) {
             return error;
         }
-        add_sequences(context, http, request.common, stream, ids.take(), plan);
+        add_sequences({context, http, request.common}, stream, ids.take(), plan);
     }
     return std::nullopt;
 }

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "server/openai_context.h"
-#include "server/openai_error.h"
+#include "server/openai/context.h"
+#include "server/openai/error.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "server/openai_sampling.h"
+#include "server/openai/sampling.h"
 #include "text/hy3_format.h"
 
 namespace tessera {

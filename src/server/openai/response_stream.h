@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "server/metrics.h"
-#include "server/openai_context.h"
-#include "server/openai_error.h"
-#include "server/response_writer.h"
+#include "server/openai/context.h"
+#include "server/openai/error.h"
+#include "server/openai/response_writer.h"
 #include "server/token_stream.h"
 
 namespace tessera {

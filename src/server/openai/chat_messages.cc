@@ -1,4 +1,4 @@
-#include "server/chat_messages.h"
+#include "server/openai/chat_messages.h"
 
 #include <algorithm>
 #include <fmt/format.h>

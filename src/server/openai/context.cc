@@ -1,4 +1,4 @@
-#include "server/openai_context.h"
+#include "server/openai/context.h"
 
 #include <fmt/format.h>
 #include <random>

@@ -1,4 +1,4 @@
-#include "server/openai_fields.h"
+#include "server/openai/fields.h"
 
 #include <cmath>
 #include <fmt/format.h>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
-#include "server/openai_error.h"
+#include "server/openai/error.h"
 #include "types/model_config.h"
 
 namespace tessera {

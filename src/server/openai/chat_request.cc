@@ -1,9 +1,9 @@
-#include "server/chat_request.h"
+#include "server/openai/chat_request.h"
 
 #include <fmt/format.h>
 #include <utility>
 
-#include "server/chat_messages.h"
+#include "server/openai/chat_messages.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/response_writer.h"
+#include "server/openai/response_writer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "server/completion_request.h"
+#include "server/openai/completion_request.h"
 
 #include <fmt/format.h>
 #include <utility>

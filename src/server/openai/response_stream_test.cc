@@ -1,10 +1,10 @@
 // Answers over a real engine whose model is scripted: streams keep their contract, and joined they equal
 // whole answers.
-#include "server/response_stream.h"
+#include "server/openai/response_stream.h"
 
 #include <random>
 
-#include "server/openai_test_support.h"
+#include "server/openai/test_support.h"
 
 namespace tessera {
 namespace {

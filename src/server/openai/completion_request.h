@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "server/openai_sampling.h"
+#include "server/openai/sampling.h"
 
 namespace tessera {
 

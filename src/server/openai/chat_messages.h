@@ -2,7 +2,7 @@
 // place.
 #pragma once
 
-#include "server/openai_fields.h"
+#include "server/openai/fields.h"
 #include "server/openai_service.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "server/response_stream.h"
+#include "server/openai/response_stream.h"
 
 #include <algorithm>
 #include <fmt/format.h>

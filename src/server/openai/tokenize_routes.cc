@@ -1,10 +1,10 @@
-#include "server/tokenize_routes.h"
+#include "server/openai/tokenize_routes.h"
 
 #include <fmt/format.h>
 #include <utility>
 
 #include "base/utf8.h"
-#include "server/chat_request.h"
+#include "server/openai/chat_request.h"
 
 namespace tessera {
 namespace {

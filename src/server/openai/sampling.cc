@@ -1,4 +1,4 @@
-#include "server/openai_sampling.h"
+#include "server/openai/sampling.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "server/openai_error.h"
+#include "server/openai/error.h"
 
 #include <fmt/format.h>
 #include <utility>

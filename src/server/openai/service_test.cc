@@ -1,7 +1,6 @@
 // The service's routes: bodies that are no requests, limits of the context, models, tokenise and detokenise.
+#include "server/openai/test_support.h"
 #include "server/openai_service.h"
-
-#include "server/openai_test_support.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "server/openai_fields.h"
+#include "server/openai/fields.h"
 #include "server/openai_service.h"
 #include "types/sampling_params.h"
 
