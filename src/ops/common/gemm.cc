@@ -36,7 +36,7 @@ struct Rows {
     const float* pointers[kGemmRowsMax];
 };
 
-// out += rows[., first .. first + count) * block over the same k's, in tiles of up to kTileRows rows of even
+// out = rows * slice (or += where the slice resumes), in tiles of up to kTileRows rows, all of about one
 // size.
 template <class Weight>
 void multiply(const float* const* rows, int64_t row_count, const BlockSlice& slice, float* out) {
@@ -57,6 +57,7 @@ void multiply_rounded(const GemmBlockArgs& args, const BlockSlice& whole) {
         BlockSlice slice = whole;
         slice.count = std::min(kChunk, whole.count - k);
         slice.words += k / Weight::kPerWord * whole.columns;
+        slice.resume = k > 0;
         for (int64_t r = 0; r < args.row_count; ++r) {
             rows.pointers[r] = rounded + r * kChunk;
             round_row_to_e4m3(args.rows[r] + k, slice.count, args.weight->input_scale, rounded + r * kChunk);
@@ -87,9 +88,6 @@ void scale_columns(const GemmBlockArgs& args, int64_t columns) {
 void gemm_block_simd(const GemmBlockArgs& args) {
     const PackedMatrix& weight = *args.weight;
     const int64_t columns = weight.block_panels(args.block) * kPanelOutputs;
-    for (int64_t r = 0; r < args.row_count; ++r) {
-        std::fill_n(args.out + r * kBlockOutputs, columns, 0.0f);
-    }
     const BlockSlice slice{reinterpret_cast<const uint32_t*>(weight.block_data(args.block)), columns,
                            weight.inputs};
     if (weight.dtype == DType::kBFloat16) {

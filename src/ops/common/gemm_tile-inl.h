@@ -35,7 +35,8 @@ constexpr int kTileRows = 6;
 struct BlockSlice {
     const uint32_t* words = nullptr;
     int64_t columns = 0;
-    int64_t count = 0;  // k's
+    int64_t count = 0;    // k's
+    bool resume = false;  // go on from the sums in `out`; else they start at zero
 };
 
 struct BFloat16Weight {
@@ -78,7 +79,7 @@ HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const uint32_t* 
     }
 }
 
-// out [kRows][kBlockOutputs] += rows * slice, on kVectors vectors of columns from `column` on.
+// out [kRows][kBlockOutputs] = rows * slice (or +=), on kVectors vectors of columns from `column` on.
 template <int kRows, int kVectors, class Weight>
 HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t column, float* out) {
     const Tag d;
@@ -89,7 +90,8 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
         x[r] = rows[r];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
-            sums[r][v] = hn::LoadU(d, out + r * kBlockOutputs + column + v * kLanes);
+            sums[r][v] =
+                slice.resume ? hn::LoadU(d, out + r * kBlockOutputs + column + v * kLanes) : hn::Zero(d);
         }
     }
     const uint32_t* words = slice.words + column;
