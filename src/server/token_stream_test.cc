@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <random>
 
-#include "server/openai/test_support.h"
+#include "server/openai/openai_test_support.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,7 @@
 // Every field of the API with what is wrong: each must be refused with a 4xx that names the field.
 #include "server/openai/chat_request.h"
 #include "server/openai/completion_request.h"
-#include "server/openai/test_support.h"
+#include "server/openai/openai_test_support.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,5 @@
 // The stream's contract as code, for every test that reads a stream.
-#include "server/openai/test_support.h"
+#include "server/openai/openai_test_support.h"
 
 namespace tessera {
 namespace {

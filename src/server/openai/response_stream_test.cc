@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "server/openai/test_support.h"
+#include "server/openai/openai_test_support.h"
 
 namespace tessera {
 namespace {

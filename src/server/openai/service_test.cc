@@ -1,5 +1,5 @@
 // The service's routes: bodies that are no requests, limits of the context, models, tokenise and detokenise.
-#include "server/openai/test_support.h"
+#include "server/openai/openai_test_support.h"
 #include "server/openai_service.h"
 
 namespace tessera {
