@@ -34,8 +34,8 @@ without ".weight" ("model.layers.0.self_attn.q_proj") to numbers; modules not in
 give "model.layers.L.self_attn.k" and ".v" for the KV scales; the default is --kv-max.
 
 examples:
-  tools/make_variants.py models/demo /tmp/variants
-  tools/make_variants.py models/demo /tmp/variants --only fp8 --maxima maxima.json
+  tools/make_variants.py models/demo build/variants
+  tools/make_variants.py models/demo build/variants --only fp8 --maxima maxima.json
 """
 
 

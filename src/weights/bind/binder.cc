@@ -70,7 +70,8 @@ CheckpointTensor* Binder::take(const std::string& name, const Shape& shape) {
     if (tensor == nullptr) {
         const bool mtp = name.starts_with(layer_prefix(config_.num_layers));
         fail(invalid_argument(fmt::format(
-            "tensor {} is missing from the checkpoint; config.json makes it {}{}", name, shape_text(shape),
+            "{}: tensor {} is missing; config.json makes it {}{}", checkpoint_.folder(), name,
+            shape_text(shape),
             mtp ? " (a checkpoint without its MTP layer needs num_nextn_predict_layers 0 in config.json)"
                 : "")));
         return nullptr;
@@ -136,8 +137,9 @@ std::optional<float> Binder::scalar(const std::string& name) {
     }
     CheckpointTensor* tensor = checkpoint_.find(name);
     if (tensor == nullptr) {
-        fail(invalid_argument(fmt::format(
-            "tensor {} is missing from the checkpoint; its FP8 format needs it (a float32 scalar)", name)));
+        fail(invalid_argument(
+            fmt::format("{}: tensor {} is missing; the FP8 format needs it (a float32 scalar)",
+                        checkpoint_.folder(), name)));
         return std::nullopt;
     }
     const Shape& shape = tensor->entry.shape;

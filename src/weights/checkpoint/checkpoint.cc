@@ -51,6 +51,7 @@ Result<std::shared_ptr<Checkpoint>> Checkpoint::open(const std::string& folder, 
         return shards.status();
     }
     auto checkpoint = std::make_shared<Checkpoint>();
+    checkpoint->folder_ = folder;
     if (Status status = checkpoint->map_files(folder, shards->files); !status.ok()) {
         return status;
     }

@@ -37,6 +37,7 @@ class Checkpoint {
     // Sorted by canonical name.
     const std::vector<std::pair<std::string, CheckpointTensor*>>& sorted() const { return sorted_; }
     const std::string& path(const CheckpointTensor& tensor) const { return files_[tensor.file].path; }
+    const std::string& folder() const { return folder_; }
     int64_t tensor_bytes() const { return tensor_bytes_; }
 
     // Memory beside the maps that lives as long as they do (widened or realigned copies).
@@ -56,6 +57,7 @@ class Checkpoint {
     Status add_tensors(size_t file, std::vector<TensorEntry> entries);
     const std::byte* aligned_data(const TensorEntry& entry, size_t file);
 
+    std::string folder_;
     std::vector<File> files_;
     std::deque<CheckpointTensor> tensors_;
     std::unordered_map<std::string, CheckpointTensor*> by_name_;
