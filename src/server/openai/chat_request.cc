@@ -20,21 +20,6 @@ constexpr UnsupportedField kUnsupported[] = {
     {"chat_template", "the conversation format is the model's own and fixed"},
 };
 
-// OpenAI's levels in the model's terms: none and minimal switch reasoning off; medium rounds up, since a
-// client that asks for it expects reasoning of some depth.
-std::optional<std::string> model_effort(std::string_view effort) {
-    if (effort == "no_think" || effort == "none" || effort == "minimal") {
-        return "no_think";
-    }
-    if (effort == "low") {
-        return "low";
-    }
-    if (effort == "medium" || effort == "high") {
-        return "high";
-    }
-    return std::nullopt;
-}
-
 // Checks and maps the member `key` of `fields`; null is an error only inside chat_template_kwargs, as in the
 // template.
 std::optional<std::string> read_effort(FieldReader& reader, std::string_view key) {
@@ -42,7 +27,7 @@ std::optional<std::string> read_effort(FieldReader& reader, std::string_view key
     if (!text) {
         return std::nullopt;
     }
-    std::optional<std::string> effort = model_effort(*text);
+    std::optional<std::string> effort = model_reasoning_effort(*text);
     if (!effort) {
         reader.fail(
             key,
@@ -202,6 +187,19 @@ void check_modalities(FieldReader& reader) {
 }
 
 }  // namespace
+
+std::optional<std::string> model_reasoning_effort(std::string_view effort) {
+    if (effort == "no_think" || effort == "none" || effort == "minimal") {
+        return "no_think";
+    }
+    if (effort == "low") {
+        return "low";
+    }
+    if (effort == "medium" || effort == "high") {
+        return "high";
+    }
+    return std::nullopt;
+}
 
 std::optional<ApiError> parse_chat_request(const json::Value& body, const OpenAiConfig& config,
                                            ChatRequest& out) {

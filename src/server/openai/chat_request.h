@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "server/openai/sampling.h"
 #include "text/hy3_format.h"
@@ -25,6 +26,10 @@ struct ChatRequest {
     std::string tool_name;  // of kNamed
     bool parallel_tool_calls = true;
 };
+
+// OpenAI's levels in the model's terms: none and minimal switch reasoning off; medium rounds up to high,
+// since a client that asks for it expects reasoning of some depth. Nothing for an unknown level.
+std::optional<std::string> model_reasoning_effort(std::string_view effort);
 
 // Both return the error, or nothing when `out` is valid. `body` must be an object.
 std::optional<ApiError> parse_chat_request(const json::Value& body, const OpenAiConfig& config,

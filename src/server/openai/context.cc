@@ -4,6 +4,8 @@
 #include <random>
 #include <utility>
 
+#include "server/openai/chat_request.h"
+
 namespace tessera {
 namespace {
 
@@ -20,6 +22,17 @@ uint64_t random_base() {
     return (uint64_t{device()} << 32) | device();
 }
 
+// The operator's default effort may be one of OpenAI's levels, as in a request.
+OpenAiConfig with_model_effort(OpenAiConfig config) {
+    const json::Value* effort = config.default_chat_template_kwargs.find("reasoning_effort");
+    if (effort != nullptr && effort->is_string()) {
+        if (auto mapped = model_reasoning_effort(effort->as_string())) {
+            config.default_chat_template_kwargs.set("reasoning_effort", std::move(*mapped));
+        }
+    }
+    return config;
+}
+
 }  // namespace
 
 RandomSource::RandomSource() : base_(random_base()) {}
@@ -34,7 +47,7 @@ std::string RandomSource::hex(int digits) const {
 
 OpenAiService::Context::Context(OpenAiConfig service_config, Engine& service_engine,
                                 const Tokenizer& service_tokenizer, ServerMetrics* service_metrics)
-    : config(std::move(service_config)),
+    : config(with_model_effort(std::move(service_config))),
       engine(service_engine),
       tokenizer(service_tokenizer),
       metrics(service_metrics),

@@ -1,7 +1,6 @@
 // ResponseStream: one client request on its way out. Submits its sequences to the engine, turns their events
 // into the answer (server-sent events or one JSON body), and ends it by the contract whatever happens:
-// completion, error, deadline, disconnect, shutdown. docs: the stream's grammar is in README.md of this
-// directory.
+// completion, error, deadline, disconnect, shutdown. README.md has the stream's grammar.
 #pragma once
 
 #include <atomic>
