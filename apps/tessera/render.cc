@@ -16,7 +16,7 @@ Result<json::Value> answer(const std::string& own_suffix, const json::Value& lin
     const json::Value* kwargs = line.find("kwargs");
     const json::Value* suffix = line.find("suffix");
     if (messages == nullptr || (kwargs != nullptr && !kwargs->is_object()) ||
-        (suffix != nullptr && !suffix->is_string())) {
+        (suffix != nullptr && !suffix->is_null() && !suffix->is_string())) {
         return invalid_argument(
             "the line must be {\"messages\": list, \"tools\": list or null, \"kwargs\": object, \"suffix\": "
             "text}, all "
@@ -29,7 +29,8 @@ Result<json::Value> answer(const std::string& own_suffix, const json::Value& lin
     if (kwargs != nullptr) {
         input.kwargs = *kwargs;
     }
-    Result<std::string> text = render_chat(input, suffix == nullptr ? own_suffix : suffix->as_string());
+    Result<std::string> text =
+        render_chat(input, suffix == nullptr || suffix->is_null() ? own_suffix : suffix->as_string());
     if (!text.ok()) {
         return text.status();
     }

@@ -60,7 +60,7 @@ int run_tokenize(int argc, char** argv) {
         "A line {\"text\": ...} gives {\"ids\": [...]}; added tokens in the text become their ids.\n"
         "A line {\"ids\": [...]} gives {\"text\": ..., \"text_skip_special\": ...}.\n\nexamples:\n"
         "  echo '{\"text\": \"Hello there\"}' | tessera tokenize models/demo --json\n"
-        "  echo '{\"ids\": [39, 385]}' | tessera tokenize models/demo --json");
+        "  echo '{\"ids\": [2342, 11]}' | tessera tokenize models/demo --json");
     if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
         return *status;
     }
