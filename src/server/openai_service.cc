@@ -23,6 +23,20 @@ constexpr int32_t kCallsMax = OutputParserConfig{}.tool_calls_max;
 // ---------------------------------------------------------------------------------------------------------------
 // From a validated request to what the engine takes
 
+// A parser holds its choice's tools; this bounds what they take together (a value is about 100 bytes).
+constexpr size_t kToolValuesMax = size_t{1} << 20;
+
+size_t count_values(const json::Value& value) {
+    size_t count = 1;
+    for (const json::Value& item : value.items()) {
+        count += count_values(item);
+    }
+    for (const json::Member& member : value.members()) {
+        count += count_values(member.second);
+    }
+    return count;
+}
+
 // How many tokens a prompt may get: what was asked, or the rest of the context.
 std::optional<ApiError> resolve_max_tokens(const OpenAiConfig& config, size_t prompt_tokens,
                                            CommonFields& common, std::string_view prompt_field) {
@@ -107,7 +121,6 @@ void add_sequences(const Incoming& in, const TokenStreamConfig& stream, std::vec
         sequence.prompt = plan.prompts.size();
         sequence.stream = stream;
         Request& request = sequence.request;
-        request.prompt = prompt;
         request.sampling = in.common.sampling;
         request.sampling.seed = choice_seed(in.context, in.common, i);
         request.cache_salt = page_salt(config, in.common, in.http.tenant);
@@ -162,6 +175,10 @@ OutputParserConfig parser_config(const Context& context, const ChatRequest& chat
 
 std::optional<ApiError> plan_chat(const Context& context, const HttpRequest& http, ChatRequest& chat,
                                   ResponsePlan& plan) {
+    if (chat.prompt.has_tools &&
+        count_values(*chat.prompt.input.tools) * static_cast<size_t>(chat.common.n) > kToolValuesMax) {
+        return invalid_field("n", "'tools' is too large for so many choices: lower 'n' or send fewer tools");
+    }
     const std::string& suffix = context.tokenizer.token_suffix();
     const Result<std::string> text = render_chat(chat.prompt.input, suffix);
     if (!text.ok()) {

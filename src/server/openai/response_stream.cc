@@ -63,9 +63,11 @@ ResponseStream::ResponseStream(ContextPtr context, std::shared_ptr<HttpExchange>
 void ResponseStream::submit_all() {
     std::vector<int32_t> max_tokens;
     for (size_t i = 0; i < plan_.sequences.size(); ++i) {
-        max_tokens.push_back(plan_.sequences[i].request.sampling.max_tokens);
+        Request& request = plan_.sequences[i].request;
+        request.prompt = plan_.prompts[plan_.sequences[i].prompt];
+        max_tokens.push_back(request.sampling.max_tokens);
         const Status status = context_->engine.submit(
-            std::move(plan_.sequences[i].request),
+            std::move(request),
             [self = shared_from_this(), i](TokenEvent&& event) { self->on_event(i, std::move(event)); });
         if (status.ok()) {
             continue;

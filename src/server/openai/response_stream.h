@@ -20,7 +20,7 @@
 namespace tessera {
 
 struct SequencePlan {
-    Request request;  // without id
+    Request request;  // without id and prompt
     TokenStreamConfig stream;
     size_t prompt = 0;  // index into ResponsePlan::prompts
 };
