@@ -16,6 +16,7 @@ struct Benchmark {
 };
 
 constexpr Benchmark kBenchmarks[] = {
+    {"engine", "prefill and decode without a server, beside this machine's floor", run_bench_engine},
     {"serve", "load test of an OpenAI-compatible server over HTTP", run_bench_serve},
 };
 

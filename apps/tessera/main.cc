@@ -21,6 +21,7 @@ constexpr Subcommand kSubcommands[] = {
     {"eval", "exact answers on task sets", tessera::run_eval},
     {"tokenize", "text to token ids and back", tessera::run_tokenize},
     {"bench", "load test of a server; benchmark of the engine", tessera::run_bench},
+    {"ops", "the operator library: list, test, bench", tessera::run_ops},
     {"render", "conversations to prompt text", tessera::run_render},
 };
 
