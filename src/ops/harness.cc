@@ -1,6 +1,7 @@
 #include "ops/harness.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "base/clock.h"
@@ -10,6 +11,8 @@
 namespace tessera {
 namespace {
 
+// Several items a thread, so that a thread that starts late costs little.
+constexpr int64_t kItemsPerThread = 16;
 constexpr int64_t kEvictBytes = 8 << 20;  // over any level-2 cache
 
 double percentile(std::vector<double>& values, double fraction) {
@@ -26,18 +29,14 @@ double run_us(const OpCaseRun& run, OpContext& context) {
 }  // namespace
 
 double measure_fma_rate(ThreadPool& threads, double budget_s) {
-    const int64_t iterations = 20'000;
+    const int64_t items = threads.size() * kItemsPerThread;
     double best = 0;
     const TimeNs end = now_ns() + static_cast<TimeNs>(budget_s * 1e9);
     do {
+        std::vector<int64_t> fmas(static_cast<size_t>(items));
         const TimeNs start = now_ns();
-        std::vector<int64_t> fmas(static_cast<size_t>(threads.size()));
-        threads.parallel_for(threads.size(),
-                             [&](int64_t i, int) { fmas[static_cast<size_t>(i)] = fma_loop(iterations); });
-        int64_t total = 0;
-        for (const int64_t count : fmas) {
-            total += count;
-        }
+        threads.parallel_for(items, [&](int64_t i, int) { fmas[static_cast<size_t>(i)] = fma_loop(20'000); });
+        const int64_t total = std::accumulate(fmas.begin(), fmas.end(), int64_t{0});
         best = std::max(best, static_cast<double>(total) / seconds(now_ns() - start));
     } while (now_ns() < end);
     return best;
@@ -46,20 +45,20 @@ double measure_fma_rate(ThreadPool& threads, double budget_s) {
 double measure_read_bandwidth(ThreadPool& threads, int64_t bytes, double budget_s) {
     const int64_t part = std::max<int64_t>(4096, bytes / threads.size() / 256 * 256);
     const HostBuffer buffer(part * threads.size());
-    threads.parallel_for(threads.size(), [&](int64_t i, int) {
-        std::fill_n(reinterpret_cast<float*>(buffer.data() + i * part), part / 4, 1.0f);
-    });
-    const int64_t passes = std::max<int64_t>(1, (1 << 20) / part);  // a loop lasts some microseconds at least
+    std::fill_n(buffer.as<float>(), part * threads.size() / 4, 1.0f);
+    const int64_t items = threads.size() * std::clamp<int64_t>((64 << 20) / part, 1, kItemsPerThread);
+    const int64_t passes =
+        std::max<int64_t>(1, (1 << 18) / part);  // an item lasts some microseconds at least
     double best = 0;
     const TimeNs end = now_ns() + static_cast<TimeNs>(budget_s * 1e9);
     do {
         const TimeNs start = now_ns();
-        threads.parallel_for(threads.size(), [&](int64_t i, int) {
+        threads.parallel_for(items, [&](int64_t, int thread) {
             for (int64_t pass = 0; pass < passes; ++pass) {
-                read_loop(buffer.data() + i * part, part);
+                read_loop(buffer.data() + thread * part, part);
             }
         });
-        const double moved = static_cast<double>(part * threads.size() * passes);
+        const double moved = static_cast<double>(part * items * passes);
         best = std::max(best, moved / seconds(now_ns() - start));
     } while (now_ns() < end);
     return best;
