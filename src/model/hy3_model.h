@@ -1,7 +1,7 @@
 // Hy3Model: one forward pass of hy_v3 over a batch of sequences on the CPU, with a paged KV cache. It knows
 // nothing of requests or of page policy.
 //
-// Numbers (design.md section 5): float32 activations over the checkpoint's weights; every sum runs in a fixed
+// Numbers: float32 activations over the checkpoint's weights; every sum runs in a fixed
 // order that depends on neither the batch nor the chunking, so a token's result is the same bits in any
 // company.
 #pragma once
