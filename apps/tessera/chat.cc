@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <iostream>
 #include <mutex>
+#include <random>
 #include <unistd.h>
 
 #include "cli.h"
@@ -26,6 +27,7 @@ struct Arguments {
     SamplingParams sampling;
     int32_t max_tokens = 0;
     std::optional<double> temperature;
+    std::optional<uint64_t> seed;
 };
 
 std::optional<int> parse(int argc, char** argv, Arguments& a) {
@@ -38,7 +40,7 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
         ->capture_default_str();
     app.add_option("--temperature", a.temperature, "0 = the most probable token; default: the checkpoint's")
         ->check(CLI::Range(0.0, 2.0));
-    app.add_option("--seed", a.sampling.seed, "the same seed and conversation give the same answers");
+    app.add_option("--seed", a.seed, "the same seed and conversation give the same answers; default: random");
     app.add_option("--max-tokens", a.max_tokens, "of one answer; 0 = up to the end of the context")
         ->check(CLI::Range(0, 1 << 30));
     app.add_option("--threads", a.engine.threads, "0 = all the cores that the process may use")
@@ -245,6 +247,7 @@ int run_chat(int argc, char** argv) {
         return fail(bundle.status());
     }
     const GenerationDefaults& defaults = bundle->generation;
+    arguments.sampling.seed = arguments.seed ? *arguments.seed : std::random_device()();
     arguments.sampling.temperature = arguments.temperature.value_or(defaults.temperature);
     arguments.sampling.top_p = defaults.top_p;
     arguments.sampling.top_k = defaults.top_k;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include "base/build_mode.h"
 #include "model_setup.h"
 #include "runner/cpu_runner.h"
 
@@ -134,7 +135,8 @@ Result<EngineBundle> make_engine(const EngineOptions& options) {
     const EngineConfig config = engine_config(options, *model, bundle);
     const CpuRunnerConfig runner{.num_pages = bundle.num_pages,
                                  .max_num_seqs = options.max_num_seqs,
-                                 .max_num_batched_tokens = options.max_num_batched_tokens};
+                                 .max_num_batched_tokens = options.max_num_batched_tokens,
+                                 .poison = kDebugBuild};
     bundle.engine = std::make_unique<Engine>(
         config, std::make_unique<OwningRunner>(std::move(model->threads), std::move(model->model), runner));
     return bundle;
