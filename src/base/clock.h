@@ -17,6 +17,8 @@ inline TimeNs now_ns() {
 inline constexpr TimeNs kNsPerSecond = 1'000'000'000;
 inline constexpr TimeNs kNsPerMs = 1'000'000;
 
-inline double seconds(TimeNs ns) { return static_cast<double>(ns) * 1e-9; }
+inline double seconds(TimeNs ns) {
+    return static_cast<double>(ns) * 1e-9;
+}
 
 }  // namespace tessera

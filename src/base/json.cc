@@ -1,9 +1,8 @@
 #include "base/json.h"
 
-#include <fmt/format.h>
-
 #include <charconv>
 #include <cmath>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
@@ -120,10 +119,8 @@ struct Style {
 };
 
 void append_float(std::string& out, double value, bool python) {
-    if (python) {
+    if (std::isfinite(value) || python) {
         append_python_float(out, value);
-    } else if (std::isfinite(value)) {
-        out += fmt::format("{}", value);
     } else {
         out += "null";
     }
@@ -259,8 +256,8 @@ void Value::set(std::string key, Value value) {
 
 Result<Value> parse(std::string_view text, const ParseLimits& limits) {
     if (text.size() > limits.bytes_max) {
-        return invalid_argument(
-            fmt::format("a JSON document of {} bytes is over the limit of {}", text.size(), limits.bytes_max));
+        return invalid_argument(fmt::format("a JSON document of {} bytes is over the limit of {}",
+                                            text.size(), limits.bytes_max));
     }
     Value root;
     Builder builder(root, limits.depth_max);

@@ -1,6 +1,6 @@
-// A JSON document as a plain value, its strict parser and its writers. The parser rejects what no honest client
-// sends (NaN, comments, lone surrogates, invalid UTF-8, over-deep nesting) with the place of the error; the
-// writers give the two spellings that we need: compact, and Python's json.dumps (", " and ": ").
+// A JSON document as a plain value, its strict parser and its writers. The parser rejects what no honest
+// client sends (NaN, comments, lone surrogates, invalid UTF-8, over-deep nesting) with the place of the
+// error; the writers give the two spellings that we need: compact, and Python's json.dumps (", " and ": ").
 #pragma once
 
 #include <cstdint>
@@ -83,8 +83,8 @@ struct ParseLimits {
 // Parses exactly one document. The error names the byte offset and what was expected.
 Result<Value> parse(std::string_view text, const ParseLimits& limits = {});
 
-// No spaces; non-ASCII characters as they are. Floats in the shortest form that reads back to the same double;
-// a float that is not finite becomes null.
+// No spaces; non-ASCII characters as they are. Floats in the shortest form that reads back as the same float
+// (8.0, not 8); a float that is not finite becomes null.
 std::string dump(const Value& value);
 // As Python's json.dumps(value, ensure_ascii=False): ", " and ": ", floats as repr() prints them.
 std::string dump_python(const Value& value);

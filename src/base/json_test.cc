@@ -1,6 +1,7 @@
 #include "base/json.h"
 
 #include <gtest/gtest.h>
+#include <limits>
 
 #include "base/utf8.h"
 
@@ -31,6 +32,12 @@ TEST(Json, NumbersStayExact) {
     EXPECT_EQ(round_trip("-0"), "0");
 }
 
+TEST(Json, FloatsStayFloats) {
+    EXPECT_EQ(round_trip("8.0"), "8.0");
+    EXPECT_EQ(round_trip("[0.5,1e300,-0.0]"), "[0.5,1e+300,-0.0]");
+    EXPECT_EQ(dump(Value(std::numeric_limits<double>::infinity())), "null");
+}
+
 TEST(Json, PythonFloats) {
     const auto python = [](std::string_view text) { return dump_python(*parse(text)); };
     EXPECT_EQ(python("1e5"), "100000.0");
@@ -42,7 +49,8 @@ TEST(Json, PythonFloats) {
 }
 
 TEST(Json, RejectsWhatIsNotJson) {
-    for (const char* text : {"", "{", "[1,]", "NaN", "{\"a\":1}x", "\"\\ud800\"", "\"\xff\"", "01", "1e999", "nul"}) {
+    for (const char* text :
+         {"", "{", "[1,]", "NaN", "{\"a\":1}x", "\"\\ud800\"", "\"\xff\"", "01", "1e999", "nul"}) {
         EXPECT_FALSE(parse(text).ok()) << text;
     }
     const std::string deep(65, '[');

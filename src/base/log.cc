@@ -33,8 +33,12 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void set_log_level(LogLevel level) { logger().set_level(to_spdlog(level)); }
+void set_log_level(LogLevel level) {
+    logger().set_level(to_spdlog(level));
+}
 
-void log(LogLevel level, std::string_view message) { logger().log(to_spdlog(level), message); }
+void log(LogLevel level, std::string_view message) {
+    logger().log(to_spdlog(level), message);
+}
 
 }  // namespace tessera

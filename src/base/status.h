@@ -42,13 +42,21 @@ class [[nodiscard]] Status {
 inline Status invalid_argument(std::string message) {
     return {StatusCode::kInvalidArgument, std::move(message)};
 }
-inline Status not_found(std::string message) { return {StatusCode::kNotFound, std::move(message)}; }
-inline Status data_loss(std::string message) { return {StatusCode::kDataLoss, std::move(message)}; }
+inline Status not_found(std::string message) {
+    return {StatusCode::kNotFound, std::move(message)};
+}
+inline Status data_loss(std::string message) {
+    return {StatusCode::kDataLoss, std::move(message)};
+}
 inline Status resource_exhausted(std::string message) {
     return {StatusCode::kResourceExhausted, std::move(message)};
 }
-inline Status unavailable(std::string message) { return {StatusCode::kUnavailable, std::move(message)}; }
-inline Status unimplemented(std::string message) { return {StatusCode::kUnimplemented, std::move(message)}; }
+inline Status unavailable(std::string message) {
+    return {StatusCode::kUnavailable, std::move(message)};
+}
+inline Status unimplemented(std::string message) {
+    return {StatusCode::kUnimplemented, std::move(message)};
+}
 
 // A value, or the Status that says why there is none.
 template <typename T>

@@ -12,8 +12,8 @@
 namespace tessera {
 
 // Ownership: whoever builds it joins its threads by destroying it. parallel_for() may be called by one thread
-// at a time and must not be nested. Workers spin for some microseconds between loops and then sleep, so that the
-// dozens of short loops of a decode step cost about a microsecond each and an idle engine costs nothing.
+// at a time and must not be nested. Workers spin for some microseconds between loops and then sleep, so that
+// the dozens of short loops of a decode step cost about a microsecond each and an idle engine costs nothing.
 class ThreadPool {
   public:
     // threads >= 1, the caller of parallel_for() included.
@@ -25,13 +25,13 @@ class ThreadPool {
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
     // Calls body(item, thread) once for each item in [0, items), in no particular order, with thread in
-    // [0, size()); returns when all are done. Items are claimed one by one: make each worth a microsecond or more.
+    // [0, size()); returns when all are done. Items are claimed one by one: make each worth a microsecond or
+    // more.
     template <typename Body>
     void parallel_for(int64_t items, Body&& body) {
         using Stored = std::remove_reference_t<Body>;
-        run(items, &body, [](void* context, int64_t item, int thread) {
-            (*static_cast<Stored*>(context))(item, thread);
-        });
+        run(items, &body,
+            [](void* context, int64_t item, int thread) { (*static_cast<Stored*>(context))(item, thread); });
     }
 
   private:

@@ -1,8 +1,7 @@
 #include "base/thread_pool.h"
 
-#include <gtest/gtest.h>
-
 #include <chrono>
+#include <gtest/gtest.h>
 #include <numeric>
 
 namespace tessera {

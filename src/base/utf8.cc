@@ -6,7 +6,7 @@ namespace tessera {
 namespace {
 
 struct Lead {
-    int continuation;  // bytes that follow, 0 = not a lead byte of a multi-byte sequence
+    int continuation;         // bytes that follow, 0 = not a lead byte of a multi-byte sequence
     unsigned char low, high;  // allowed range of the second byte (Unicode table 3-7)
 };
 
