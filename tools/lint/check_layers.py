@@ -12,8 +12,9 @@ def layer_of(path):
 
 
 def is_public(path):
-    """A header directly in its layer's directory; for ops also in an operator's directory, but not in a deeper one."""
-    parts = path.split("/")
+    """A header directly in its layer's directory; for ops also in an operator's directory, but not in a deeper one.
+    The CUDA face of a directory lies in its cuda/ and is as public as the directory."""
+    parts = path.replace("/cuda/", "/").split("/")
     return len(parts) == 3 or (parts[1] == "ops" and len(parts) == 4)
 
 

@@ -1,0 +1,46 @@
+// exp, sigmoid and silu on the device: the operations of ops/common/exp.h, one by one, so that the CPU and
+// the device give the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/common/exp.h"
+
+namespace tessera::cuda {
+
+__device__ __forceinline__ float exp_f32(float x) {
+    using C = ExpConstants;
+    if (x != x) {
+        return x;
+    }
+    x = C::kMin > x ? C::kMin : x;
+    x = C::kMax < x ? C::kMax : x;
+    const float shifted = fmaf(x, C::kLog2E, C::kRound);
+    const float n = __fsub_rn(shifted, C::kRound);
+    const int32_t exponent = __float_as_int(shifted) - __float_as_int(C::kRound);
+    float r = fmaf(n, -C::kLn2High, x);
+    r = fmaf(n, -C::kLn2Low, r);
+    constexpr float k0 = C::kPoly[0], k1 = C::kPoly[1], k2 = C::kPoly[2], k3 = C::kPoly[3];
+    constexpr float k4 = C::kPoly[4], k5 = C::kPoly[5], k6 = C::kPoly[6], k7 = C::kPoly[7];
+    static_assert(C::kDegree == 7);
+    float p = fmaf(k7, r, k6);
+    p = fmaf(p, r, k5);
+    p = fmaf(p, r, k4);
+    p = fmaf(p, r, k3);
+    p = fmaf(p, r, k2);
+    p = fmaf(p, r, k1);
+    p = fmaf(p, r, k0);
+    const int32_t half = exponent >> 1;
+    const float scale_a = __int_as_float((half + 127) << 23);
+    const float scale_b = __int_as_float((exponent - half + 127) << 23);
+    return __fmul_rn(__fmul_rn(p, scale_a), scale_b);
+}
+
+__device__ __forceinline__ float sigmoid_f32(float x) {
+    return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_f32(-x)));
+}
+__device__ __forceinline__ float silu_f32(float x) {
+    return __fdiv_rn(x, __fadd_rn(1.0f, exp_f32(-x)));
+}
+
+}  // namespace tessera::cuda
