@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <future>
 #include <pthread.h>
+#include <stop_token>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -55,6 +57,22 @@ class Signals {
     sigset_t set_;
 };
 
+// A signal while the model loads ends the process at once: there is nothing to drain.
+class ExitOnSignal {
+  public:
+    explicit ExitOnSignal(const Signals& signals)
+        : thread_([&signals](const std::stop_token& stop) {
+              while (!stop.stop_requested()) {
+                  if (const int signal = signals.wait_for(milliseconds(10)); signal != 0) {
+                      std::_Exit(128 + signal);
+                  }
+              }
+          }) {}
+
+  private:
+    std::jthread thread_;
+};
+
 OpenAiConfig openai_config(const ServeConfig& config, const EngineBundle& bundle) {
     OpenAiConfig openai;
     openai.served_model_names = config.served_model_names;
@@ -63,6 +81,9 @@ OpenAiConfig openai_config(const ServeConfig& config, const EngineBundle& bundle
     openai.vocab_size = static_cast<int32_t>(bundle.config.vocab_size);
     openai.defaults = config.authors_sampling_defaults ? bundle.generation : GenerationDefaults{};
     openai.default_chat_template_kwargs = config.chat_template_kwargs;
+    if (config.seed) {
+        openai.seed = static_cast<uint64_t>(*config.seed);
+    }
     openai.request_deadline = to_ms(config.request_timeout_s);
     openai.share_cache_between_keys = config.share_cache_between_keys;
     openai.force_include_usage = config.force_include_usage;
@@ -127,7 +148,10 @@ int run_serve(int argc, char** argv) {
     if (!server.ok()) {
         return fail(server.status());
     }
-    Result<EngineBundle> bundle = make_engine(config.engine);
+    Result<EngineBundle> bundle = [&] {
+        const ExitOnSignal watch(signals);
+        return make_engine(config.engine);
+    }();
     if (!bundle.ok()) {
         return fail(bundle.status());
     }

@@ -121,9 +121,11 @@ void add_http_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
     app.add_option("--port", c.http.port, "0 = any free port")
         ->check(CLI::Range(0, 65535))
         ->capture_default_str();
-    app.add_option("--api-key", c.http.api_keys,
-                   "keys that clients must send; other users of the machine can see them here, "
-                   "but not in --api-key-file, TESSERA_API_KEY or VLLM_API_KEY");
+    app.add_option(
+           "--api-key", c.http.api_keys,
+           "a key that clients must send, several by repeating it (other users of the machine can see "
+           "it here; not so in --api-key-file, TESSERA_API_KEY or VLLM_API_KEY)")
+        ->allow_extra_args(false);
     app.add_option("--api-key-file", raw.key_file, "file with a key a line (# starts a comment)");
     auto* key = app.add_option("--ssl-keyfile", c.http.tls_key_file, "the TLS key, PEM");
     auto* cert = app.add_option("--ssl-certfile", c.http.tls_cert_file, "the TLS certificate chain, PEM");
@@ -177,24 +179,12 @@ int usage_error(std::string_view message) {
     return 2;
 }
 
-// Each value as it is, or a JSON list of strings, as vLLM's flags take it.
-std::optional<std::string> append_list(const std::vector<std::string>& values, const char* flag,
-                                       std::vector<std::string>& out) {
+// vLLM's flags take a JSON list of strings; the parser has split it and left the quotes.
+void append_list(const std::vector<std::string>& values, std::vector<std::string>& out) {
     for (const std::string& value : values) {
-        if (!value.starts_with('[')) {
-            out.push_back(value);
-            continue;
-        }
-        const Result<json::Value> list = json::parse(value);
-        if (!list.ok() ||
-            !std::ranges::all_of(list->items(), [](const json::Value& v) { return v.is_string(); })) {
-            return fmt::format("{}: '{}' is neither a name nor a JSON list of names", flag, value);
-        }
-        for (const json::Value& item : list->items()) {
-            out.push_back(item.as_string());
-        }
+        const bool quoted = value.size() >= 2 && value.starts_with('"') && value.ends_with('"');
+        out.push_back(quoted ? value.substr(1, value.size() - 2) : value);
     }
-    return std::nullopt;
 }
 
 std::optional<std::string> read_keys(const std::string& file, std::vector<std::string>& keys) {
@@ -266,12 +256,8 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
         c.served_model_names = {folder.filename().string()};
     }
     c.engine.progress = isatty(STDERR_FILENO) != 0;
-    if (auto wrong = append_list(raw.allowed_origins, "--allowed-origins", c.http.allowed_origins)) {
-        return wrong;
-    }
-    if (auto wrong = append_list(raw.allowed_hosts, "--allowed-hosts", c.http.allowed_hosts)) {
-        return wrong;
-    }
+    append_list(raw.allowed_origins, c.http.allowed_origins);
+    append_list(raw.allowed_hosts, c.http.allowed_hosts);
     return read_keys(raw.key_file, c.http.api_keys);
 }
 

@@ -73,7 +73,7 @@ std::string page_salt(const OpenAiConfig& config, const CommonFields& common, co
 // Choice i of a prompt draws with seed + i, so that a repeated request gets the same choices.
 uint64_t choice_seed(const Context& context, const CommonFields& common, int32_t i) {
     return common.seed ? static_cast<uint64_t>(*common.seed) + static_cast<uint64_t>(i)
-                       : context.random.next();
+                       : context.seeds.next();
 }
 
 TokenStreamConfig stream_config(const CommonFields& common) {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct OpenAiConfig {
     int32_t vocab_size = 0;                       // ids in a request lie in [0, vocab_size)
     GenerationDefaults defaults;                  // neutral with --generation-config vllm
     json::Value default_chat_template_kwargs = json::Value::object();
+    std::optional<uint64_t>
+        seed;  // requests without a seed of their own draw from it, in their order; unset = random
     std::chrono::milliseconds request_deadline{0};    // from arrival to the last token; 0 = none
     bool share_cache_between_keys = false;            // else an API key's pages serve that key alone
     bool force_include_usage = false;                 // streams carry usage without being asked

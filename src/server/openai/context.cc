@@ -35,7 +35,7 @@ OpenAiConfig with_model_effort(OpenAiConfig config) {
 
 }  // namespace
 
-RandomSource::RandomSource() : base_(random_base()) {}
+RandomSource::RandomSource(std::optional<uint64_t> base) : base_(base ? *base : random_base()) {}
 
 uint64_t RandomSource::next() const {
     return mix(base_ + mix(counter_.fetch_add(1, std::memory_order_relaxed)));
@@ -52,6 +52,7 @@ OpenAiService::Context::Context(OpenAiConfig service_config, Engine& service_eng
       tokenizer(service_tokenizer),
       metrics(service_metrics),
       tokens(service_tokenizer.token_suffix()),
-      think_end(service_tokenizer.added_token(tokens.think_end).value_or(-1)) {}
+      think_end(service_tokenizer.added_token(tokens.think_end).value_or(-1)),
+      seeds(config.seed) {}
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "server/openai_service.h"
@@ -13,7 +14,7 @@ namespace tessera {
 // Names and seeds that differ from each other and from those of an earlier process. Thread-safe.
 class RandomSource {
   public:
-    RandomSource();
+    explicit RandomSource(std::optional<uint64_t> base = std::nullopt);  // unset: differs each time
     uint64_t next() const;
     std::string hex(int digits) const;  // at most 32
 
@@ -31,8 +32,9 @@ struct OpenAiService::Context {
     const Tokenizer& tokenizer;
     ServerMetrics* const metrics;  // may be null
     const Hy3Tokens tokens;
-    const TokenId think_end;  // -1: the tokenizer has no such token
-    const RandomSource random;
+    const TokenId think_end;    // -1: the tokenizer has no such token
+    const RandomSource random;  // names
+    const RandomSource seeds;   // of requests without one
 };
 
 }  // namespace tessera
