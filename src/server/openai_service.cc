@@ -18,8 +18,6 @@ using Context = OpenAiService::Context;
 using ContextPtr = std::shared_ptr<const Context>;
 using ExchangePtr = std::shared_ptr<HttpExchange>;
 
-constexpr int32_t kCallsMax = OutputParserConfig{}.tool_calls_max;
-
 // ---------------------------------------------------------------------------------------------------------------
 // From a validated request to what the engine takes
 
@@ -168,8 +166,9 @@ OutputParserConfig parser_config(const Context& context, const ChatRequest& chat
     if (config.parse_tools) {
         config.tools = *chat.prompt.input.tools;
     }
-    const bool one = !chat.parallel_tool_calls || chat.tool_choice == ToolChoice::kNamed;
-    config.tool_calls_max = one ? 1 : kCallsMax;
+    if (!chat.parallel_tool_calls || chat.tool_choice == ToolChoice::kNamed) {
+        config.tool_calls_max = 1;
+    }
     return config;
 }
 
