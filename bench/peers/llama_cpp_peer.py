@@ -250,7 +250,7 @@ def main():
     parser.add_argument("--dtype", default="bf16,f32", help="of the weights: bf16, f32 or both")
     parser.add_argument("--kv", default="f16", choices=["f16", "f32"], help="KV cache (f16 is llama.cpp's default)")
     parser.add_argument("--golden", help="model.json: greedy output is compared first")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/tessera_peers"), help="where the GGUF files go")
+    parser.add_argument("--work", type=Path, default=Path("build/peers_work"), help="where the GGUF files go")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     # Errors only: level 4 in llama.cpp's enumeration.

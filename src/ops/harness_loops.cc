@@ -17,11 +17,20 @@ namespace hn = hwy::HWY_NAMESPACE;
 // The results go to *sink, so that no compiler may leave the loops out.
 int64_t fma_chains(int64_t iterations, float* sink) {
     const hn::ScalableTag<float> d;
-    auto a0 = hn::Set(d, 1.0f);
-    auto a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0, a8 = a0, a9 = a0;
+    // Ten chains that start apart, or the compiler would see that they are one.
+    auto a0 = hn::Iota(d, 0);
+    auto a1 = hn::Iota(d, 1);
+    auto a2 = hn::Iota(d, 2);
+    auto a3 = hn::Iota(d, 3);
+    auto a4 = hn::Iota(d, 4);
+    auto a5 = hn::Iota(d, 5);
+    auto a6 = hn::Iota(d, 6);
+    auto a7 = hn::Iota(d, 7);
+    auto a8 = hn::Iota(d, 8);
+    auto a9 = hn::Iota(d, 9);
     const auto x = hn::Set(d, 0.999f);
     const auto y = hn::Set(d, 0.001f);
-    for (int64_t i = 0; i < iterations; ++i) {  // 10 chains: two units, four or five cycles each
+    for (int64_t i = 0; i < iterations; ++i) {  // two units, four or five cycles each
         a0 = hn::MulAdd(a0, x, y);
         a1 = hn::MulAdd(a1, x, y);
         a2 = hn::MulAdd(a2, x, y);

@@ -1,6 +1,7 @@
 // The cases of sample: rows with every combination of controls, over distributions from peaked to flat.
 #pragma once
 
+#include <fmt/format.h>
 #include <memory>
 #include <string>
 #include <vector>
@@ -131,16 +132,22 @@ inline std::vector<float> flatten(const std::vector<SampleRowResult>& results) {
     return out;
 }
 
-inline OpCase sample_case(std::string shape, int64_t vocab, int64_t rows, float spread, SampleCase::Edit edit,
-                          bool bench) {
+struct SampleCaseSpec {
+    int64_t vocab = 0;
+    int64_t rows = 16;
+    float spread = 12;
+    SampleCase::Edit edit;
+};
+
+inline OpCase sample_case(std::string shape, const SampleCaseSpec& spec, bool bench) {
     OpCase result;
     result.shape = std::move(shape);
     result.dtype = "float32";
     result.bench = bench;
-    result.prepare = [=] {
-        auto data = std::make_shared<SampleCase>(vocab, rows, spread, edit);
+    result.prepare = [spec] {
+        auto data = std::make_shared<SampleCase>(spec.vocab, spec.rows, spec.spread, spec.edit);
         OpCaseRun run;
-        run.bytes = vocab * rows * 4;
+        run.bytes = spec.vocab * spec.rows * 4;
         run.flops = 0;
         run.run = [data](OpContext& context) { sample(context, data->args()); };
         run.check = [data](OpContext& context) {
@@ -170,16 +177,17 @@ inline std::vector<OpCase> sample_cases() {
     std::vector<OpCase> cases;
     for (const int64_t vocab : {int64_t{4096}, int64_t{120832}}) {
         const std::string v = "vocab=" + std::to_string(vocab);
-        cases.push_back(sample_case(v + " rows=16 greedy", vocab, 16, 12, greedy, true));
-        cases.push_back(sample_case(v + " rows=16 temperature", vocab, 16, 12, plain, true));
-        cases.push_back(sample_case(v + " rows=16 top_k=50 top_p=0.95", vocab, 16, 12, nucleus, true));
-        cases.push_back(sample_case(v + " rows=16 greedy top_logprobs=20", vocab, 16, 12, logprobs, true));
+        cases.push_back(sample_case(v + " rows=16 greedy", {.vocab = vocab, .edit = greedy}, true));
+        cases.push_back(sample_case(v + " rows=16 temperature", {.vocab = vocab, .edit = plain}, true));
+        cases.push_back(
+            sample_case(v + " rows=16 top_k=50 top_p=0.95", {.vocab = vocab, .edit = nucleus}, true));
+        cases.push_back(
+            sample_case(v + " rows=16 greedy top_logprobs=20", {.vocab = vocab, .edit = logprobs}, true));
     }
     for (const int64_t vocab : {1, 5, 31, 64, 1000, 4096}) {
         for (const float spread : {0.0f, 0.5f, 5.0f, 40.0f}) {
-            cases.push_back(
-                sample_case("vocab=" + std::to_string(vocab) + " spread=" + std::to_string(spread), vocab,
-                            vocab > 1000 ? 100 : 300, spread, edit_everything, false));
+            const SampleCaseSpec spec{vocab, vocab > 1000 ? 100 : 300, spread, edit_everything};
+            cases.push_back(sample_case(fmt::format("vocab={} spread={}", vocab, spread), spec, false));
         }
     }
     return cases;
