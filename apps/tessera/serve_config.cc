@@ -182,8 +182,11 @@ int usage_error(std::string_view message) {
 // vLLM's flags take a JSON list of strings; the parser has split it and left the quotes.
 void append_list(const std::vector<std::string>& values, std::vector<std::string>& out) {
     for (const std::string& value : values) {
-        const bool quoted = value.size() >= 2 && value.starts_with('"') && value.ends_with('"');
-        out.push_back(quoted ? value.substr(1, value.size() - 2) : value);
+        const size_t begin = value.find_first_not_of(" \"");
+        const size_t end = value.find_last_not_of(" \"");
+        if (begin != std::string::npos) {
+            out.push_back(value.substr(begin, end - begin + 1));
+        }
     }
 }
 
@@ -301,6 +304,8 @@ std::optional<int> parse_serve(int argc, char** argv, ServeConfig& config) {
     RawFlags raw;
     CLI::App app("Serves a model over an OpenAI-compatible API, with a chat page at /.");
     app.name("tessera serve");
+    // Of a repeated flag the last counts, so that a script's flags can be overruled; lists take all.
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     add_model_flags(app, config, raw);
     add_engine_flags(app, config, raw);
     add_http_flags(app, config, raw);
