@@ -1,5 +1,5 @@
-// The subcommands of the one binary, a file each. Each parses its own arguments (argv[0] is its name) and returns the
-// process's exit status: 0 done, 1 failed at its work, 2 wrong usage.
+// The subcommands of the one binary, a file each. Each parses its own arguments (argv[0] is its name) and
+// returns the process's exit status: 0 done, 1 failed at its work, 2 wrong usage.
 #pragma once
 
 namespace tessera {

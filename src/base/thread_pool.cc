@@ -24,12 +24,15 @@ void pause_once() {
 
 }  // namespace
 
-// One loop is one generation. The owner writes the loop, then publishes it by raising `generation`; a worker
-// that has seen the generation claims items through `next` and reports by raising `finished`.
+// One loop is one epoch: odd while it is open, even once it is closed. The owner writes the loop and opens
+// it; a worker announces itself in `active`, looks whether the epoch is still the open one, and only then
+// claims items through `next`. The owner takes part, closes the epoch when all items are claimed, and waits
+// for those that came in; a worker that did not wake in time holds up nobody. (The order active++, read epoch
+// against close epoch, read active, both sequentially consistent, makes one of the two see the other.)
 struct ThreadPool::Shared {
-    alignas(64) std::atomic<uint64_t> generation{0};
+    alignas(64) std::atomic<uint64_t> epoch{0};
     alignas(64) std::atomic<int64_t> next{0};
-    alignas(64) std::atomic<int> finished{0};
+    alignas(64) std::atomic<int> active{0};
     int64_t items = 0;
     void* context = nullptr;
     Call call = nullptr;
@@ -44,6 +47,32 @@ struct ThreadPool::Shared {
             call(context, i, thread);
         }
     }
+
+    void wake_sleepers() {
+        if (sleepers.load() > 0) {
+            std::lock_guard lock(mutex);
+            wake.notify_all();
+        }
+    }
+
+    // An open epoch other than `seen`, or `seen` when the pool ends.
+    uint64_t wait_for_epoch(uint64_t seen) {
+        const auto news = [&] {
+            const uint64_t now = epoch.load();
+            return (now % 2 == 1 && now != seen) || stop.load();
+        };
+        for (int spins = 0; spins < kSpins; ++spins) {
+            if (news()) {
+                return stop.load() ? seen : epoch.load();
+            }
+            pause_once();
+        }
+        std::unique_lock lock(mutex);
+        sleepers.fetch_add(1);
+        wake.wait(lock, news);
+        sleepers.fetch_sub(1);
+        return stop.load() ? seen : epoch.load();
+    }
 };
 
 ThreadPool::ThreadPool(int threads) : shared_(std::make_unique<Shared>()) {
@@ -54,10 +83,9 @@ ThreadPool::ThreadPool(int threads) : shared_(std::make_unique<Shared>()) {
 }
 
 ThreadPool::~ThreadPool() {
-    shared_->stop.store(true);
     {
         std::lock_guard lock(shared_->mutex);
-        shared_->generation.fetch_add(1);
+        shared_->stop.store(true);
     }
     shared_->wake.notify_all();
     for (std::thread& worker : workers_) {
@@ -66,30 +94,22 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(int64_t items, const void* context, Call call) {
-    if (items <= 0) {
-        return;
-    }
     Shared& s = *shared_;
-    void* body = const_cast<void*>(context);
-    if (workers_.empty() || items == 1) {
+    s.context = const_cast<void*>(context);
+    if (workers_.empty() || items <= 1) {
         for (int64_t i = 0; i < items; ++i) {
-            call(body, i, 0);
+            call(s.context, i, 0);
         }
         return;
     }
     s.items = items;
-    s.context = body;
     s.call = call;
-    s.next.store(0, std::memory_order_relaxed);
-    s.finished.store(0, std::memory_order_relaxed);
-    s.generation.fetch_add(1);  // sequentially consistent: pairs with the worker's check before it sleeps
-    if (s.sleepers.load() > 0) {
-        std::lock_guard lock(s.mutex);
-        s.wake.notify_all();
-    }
+    s.next.store(0);
+    s.epoch.fetch_add(1);
+    s.wake_sleepers();
     s.claim(0);
-    const int others = static_cast<int>(workers_.size());
-    for (int spins = 0; s.finished.load(std::memory_order_acquire) != others; ++spins) {
+    s.epoch.fetch_add(1);
+    for (int spins = 0; s.active.load() != 0; ++spins) {
         if (spins < kSpins) {
             pause_once();
         } else {
@@ -101,23 +121,14 @@ void ThreadPool::run(int64_t items, const void* context, Call call) {
 void ThreadPool::work(int thread) {
     Shared& s = *shared_;
     uint64_t seen = 0;
-    for (;;) {
-        for (int spins = 0; s.generation.load(std::memory_order_acquire) == seen; ++spins) {
-            if (spins < kSpins) {
-                pause_once();
-                continue;
-            }
-            std::unique_lock lock(s.mutex);
-            s.sleepers.fetch_add(1);
-            s.wake.wait(lock, [&] { return s.generation.load() != seen; });
-            s.sleepers.fetch_sub(1);
+    while (!s.stop.load()) {
+        const uint64_t epoch = s.wait_for_epoch(seen);
+        s.active.fetch_add(1);
+        if (epoch % 2 == 1 && epoch != seen && s.epoch.load() == epoch) {
+            s.claim(thread);
         }
-        if (s.stop.load()) {
-            return;
-        }
-        seen = s.generation.load(std::memory_order_acquire);
-        s.claim(thread);
-        s.finished.fetch_add(1, std::memory_order_release);
+        s.active.fetch_sub(1);
+        seen = epoch;
     }
 }
 

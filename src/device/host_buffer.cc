@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// Anonymous mappings are page-aligned and zero, and cost memory only where they are touched, so that a KV pool
-// of the configured size does not make a start slow.
+// Anonymous mappings are page-aligned and zero, and cost memory only where they are touched, so that a KV
+// pool of the configured size does not make a start slow.
 HostBuffer::HostBuffer(int64_t bytes) {
     if (bytes <= 0) {
         return;
@@ -19,6 +19,8 @@ HostBuffer::HostBuffer(int64_t bytes) {
     data_ = std::unique_ptr<std::byte, Release>(static_cast<std::byte*>(mapped), Release{bytes});
 }
 
-void HostBuffer::Release::operator()(std::byte* data) const { munmap(data, static_cast<size_t>(bytes)); }
+void HostBuffer::Release::operator()(std::byte* data) const {
+    munmap(data, static_cast<size_t>(bytes));
+}
 
 }  // namespace tessera

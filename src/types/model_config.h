@@ -22,17 +22,17 @@ struct ModelConfig {
     int64_t head_dim = 0;
     int64_t num_experts = 0;
     int64_t num_experts_per_token = 0;
-    int64_t num_shared_experts = 0;     // the shared MLP is this many times moe_intermediate_size wide
-    int64_t first_k_dense = 0;          // layers [0, first_k_dense) are dense, the others MoE
-    int64_t num_mtp_layers = 0;         // 0 or 1; stored as layer num_layers
+    int64_t num_shared_experts = 0;  // the shared MLP is this many times moe_intermediate_size wide
+    int64_t first_k_dense = 0;       // layers [0, first_k_dense) are dense, the others MoE
+    int64_t num_mtp_layers = 0;      // 0 or 1; stored as layer num_layers
     int64_t max_position_embeddings = 0;
     double rms_norm_eps = 0;
     double rope_theta = 0;
     double router_scaling_factor = 1;
     bool qk_norm = true;
-    bool route_norm = true;             // renormalise the chosen weights
+    bool route_norm = true;  // renormalise the chosen weights
     bool router_sigmoid = true;
-    bool router_expert_bias = true;     // a bias added for choosing only
+    bool router_expert_bias = true;  // a bias added for choosing only
     bool moe_fp32_combine = false;
     bool lm_head_fp32 = true;
     bool tie_word_embeddings = false;
@@ -47,7 +47,8 @@ struct ModelConfig {
     int64_t shared_width() const { return moe_intermediate_size * num_shared_experts; }
 };
 
-// generation_config.json: the sampling defaults of the checkpoint's authors. Absent fields stay at the neutral value.
+// generation_config.json: the sampling defaults of the checkpoint's authors. Absent fields stay at the
+// neutral value.
 struct GenerationDefaults {
     double temperature = 1.0;
     double top_p = 1.0;

@@ -1,7 +1,9 @@
-// PageFormat: the layout of one KV page, and the only place that knows offsets inside it (design: docs/formats/kv_page.md).
-// A page holds 64 token slots of one sequence for all layers, the MTP layer included, as one contiguous piece:
-//   per layer: k [kv_heads][64][head_dim], v [kv_heads][64][head_dim], scales [kv_heads][64] float32 where K is
-//   scaled per token; then the trailer: the final-normed hidden state of the page's last token, float32 [hidden].
+// PageFormat: the layout of one KV page, and the only place that knows offsets inside it (design:
+// docs/formats/kv_page.md). A page holds 64 token slots of one sequence for all layers, the MTP layer
+// included, as one contiguous piece:
+//   per layer: k [kv_heads][64][head_dim], v [kv_heads][64][head_dim], scales [kv_heads][64] float32 where K
+//   is scaled per token; then the trailer: the final-normed hidden state of the page's last token, float32
+//   [hidden].
 // Slot s of a page holds position page_index * 64 + s. In the MTP layer the entry made from (hidden state t,
 // token t + 1) lies in slot t + 1 with RoPE position t; slot 0 of a sequence is empty and masked there.
 #pragma once
@@ -43,9 +45,7 @@ struct PageFormat {
     int64_t trailer_offset() const { return layers * layer_bytes(); }
     int64_t trailer_bytes() const { return hidden_size * 4; }
     // A whole number of 64-byte lines.
-    int64_t page_bytes() const {
-        return (trailer_offset() + trailer_bytes() + aux_bytes + 63) / 64 * 64;
-    }
+    int64_t page_bytes() const { return (trailer_offset() + trailer_bytes() + aux_bytes + 63) / 64 * 64; }
 };
 
 }  // namespace tessera

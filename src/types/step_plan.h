@@ -1,6 +1,6 @@
-// StepPlan and StepResult: the border between the scheduler, which decides what runs, and the runner, which runs
-// it. One plan is one forward pass. Plans are executed in order; a plan may be made while the one before it
-// still runs, so a row never carries what only that step's result will tell: token ids, true lengths and
+// StepPlan and StepResult: the border between the scheduler, which decides what runs, and the runner, which
+// runs it. One plan is one forward pass. Plans are executed in order; a plan may be made while the one before
+// it still runs, so a row never carries what only that step's result will tell: token ids, true lengths and
 // accepted drafts live in the runner's slots.
 #pragma once
 
@@ -23,9 +23,10 @@ enum class RowKind : uint8_t {
 
 struct StepRow {
     SlotId slot = 0;
-    uint32_t generation = 0;  // raised each time the slot is given to another request (or re-given after preemption)
+    uint32_t generation =
+        0;  // raised each time the slot is given to another request (or re-given after preemption)
     RowKind kind = RowKind::kDecode;
-    int32_t q_len_max = 1;    // tokens computed, at most (a decode row: 1 + drafts)
+    int32_t q_len_max = 1;  // tokens computed, at most (a decode row: 1 + drafts)
     // The row's first token has a position in [position_lower, position_upper] (equal for prefill).
     int32_t position_lower = 0;
     int32_t position_upper = 0;
@@ -43,8 +44,8 @@ struct SlotInit {
     SamplingParams sampling;
     std::vector<TokenId> stop_ids;  // every id that may end the request (EOS unless ignored, and its own)
     std::vector<TokenId> prompt;    // for the repetition penalty and for MTP
-    // Output tokens made before a preemption: they are recomputed as prefill and keep their place in penalties, in
-    // the seed's counter and in the forced tokens.
+    // Output tokens made before a preemption: they are recomputed as prefill and keep their place in
+    // penalties, in the seed's counter and in the forced tokens.
     std::vector<TokenId> output;
 };
 
@@ -52,8 +53,9 @@ struct StepPlan {
     uint64_t step = 0;
     std::vector<SlotInit> inits;
     std::vector<StepRow> rows;
-    std::vector<SlotId> retired;  // slots whose tenancy is over, applied before `inits` (a slot may be in both)
-    int32_t token_count = 0;      // sum of q_len_max
+    std::vector<SlotId>
+        retired;              // slots whose tenancy is over, applied before `inits` (a slot may be in both)
+    int32_t token_count = 0;  // sum of q_len_max
 };
 
 struct RowResult {

@@ -53,11 +53,11 @@ struct TokenEvent {
     RequestId id = 0;
     std::vector<GeneratedToken> tokens;  // includes the stop token that ended the request, if one did
     FinishReason finish = FinishReason::kNone;
-    TokenId stop_token = -1;             // the id that ended it, when finish is kStop by an id
-    std::string error;                   // when finish is kError
+    TokenId stop_token = -1;  // the id that ended it, when finish is kStop by an id
+    std::string error;        // when finish is kError
     int32_t prompt_tokens = 0;
-    int32_t cached_tokens = 0;           // prompt tokens taken from the prefix cache
-    TimeNs time = 0;                     // when the step that made it was collected
+    int32_t cached_tokens = 0;  // prompt tokens taken from the prefix cache
+    TimeNs time = 0;            // when the step that made it was collected
 };
 
 }  // namespace tessera
