@@ -9,6 +9,8 @@ set(CMAKE_CUDA_FLAGS "-std=c++20 -gencode=arch=compute_90a,code=sm_90a -lineinfo
 set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -DNDEBUG")
 set(CMAKE_CUDA_FLAGS_DEBUG "-O1 -g")
 enable_language(CUDA)
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "")
+set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "")
 find_package(CUDAToolkit REQUIRED)
 if(TESSERA_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${TESSERA_CCACHE})
@@ -17,7 +19,7 @@ endif()
 # Host code inside .cu files: nvcc's own output passes neither -Wconversion nor -Wshadow. Spills and local memory are
 # errors: a kernel that needs them says so by an option of its own.
 target_compile_options(tessera_settings INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings\
- -Xcompiler=-Wall,-Wextra,-ffp-contract=off -Xptxas=--warn-on-spills,--warn-on-local-memory-usage\
+ -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off -Xptxas=--warn-on-spills,--warn-on-local-memory-usage\
  --expt-relaxed-constexpr>")
 
 # In a layer's directory: appends its CUDA sources to SOURCES and sets TESTS.

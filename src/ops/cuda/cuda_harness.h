@@ -1,0 +1,36 @@
+// Timing of operator cases on the device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/cuda/cuda_case.h"
+
+namespace tessera {
+
+// What an H200 reaches: a large copy (read and written bytes counted) and large matrix products on random
+// data.
+struct CudaRates {
+    double bytes_per_s = 4.27e12;
+    double float32_flops = 60e12;
+    double bf16_flops = 800e12;
+    double fp8_flops = 1465e12;
+};
+
+struct CudaTiming {
+    double us = 0;  // median; each launch works on a set of its own
+    double p10_us = 0;
+    double p90_us = 0;
+    double hot_us = 0;  // median; every launch works on the same set
+};
+
+// Copies of a case's data that together are over three times the level-2 cache, within what is sensible to
+// make.
+int cuda_case_sets(const CudaOpCase& op_case, int64_t l2_bytes);
+
+// Replays graphs of launches; waits for them.
+CudaTiming time_cuda_case(const CudaCaseRun& run, cudaStream_t stream);
+
+// The least time that the case can take: its bytes over the bandwidth or its operations over the unit's rate.
+double cuda_floor_us(const CudaCaseRun& run, const CudaRates& rates);
+
+}  // namespace tessera

@@ -1,0 +1,210 @@
+// The cases of qkv_post on the device.
+#pragma once
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "ops/cuda/cuda_case.h"
+#include "ops/qkv_post/cuda/qkv_post_cuda.h"
+
+namespace tessera {
+
+struct QkvPostCudaSpec {
+    int64_t tokens = 1;
+    int64_t q_heads = 16;
+    int64_t kv_heads = 2;
+    int64_t head_dim = 128;
+    bool fp8 = false;
+    bool norm = true;
+    int32_t slot_shift = 0;
+};
+
+// Tokens belong to three sequences in turn, at positions that cross pages; token 1 is padding. q, k and v lie
+// in one row, as a fused projection writes them. Pages hold two layers, of which the second is written.
+class QkvPostCudaCase {
+  public:
+    QkvPostCudaCase(MemoryBudget& budget, int sets, const QkvPostCudaSpec& spec)
+        : spec_(spec),
+          width_((spec.q_heads + 2 * spec.kv_heads) * spec.head_dim),
+          block_(spec.kv_heads * 64 * spec.head_dim),
+          page_elements_(4 * block_ + 64),
+          max_pages_((spec.tokens / 3 + 64 + 2 + 63) / 64 + 1),
+          rope_(rope_table(spec.tokens / 3 + 66, spec.head_dim, 11158840.0)) {
+        OpRandom random(14);
+        qkv_ = random_bf16(random, spec.tokens * width_, 3);
+        norms_ = random_bf16(random, 2 * spec.head_dim, 2);
+        for (int64_t t = 0; t < spec.tokens; ++t) {
+            positions_.push_back(t == 1 ? -1 : static_cast<int32_t>(t / 3 + 63));
+            sequences_.push_back(static_cast<int32_t>(t % 3));
+        }
+        for (int64_t p = 0; p < 3 * max_pages_; ++p) {  // pages in no order
+            table_.push_back(static_cast<int32_t>((p * 7 + 3) % (3 * max_pages_ + 1)));
+        }
+        const int64_t page_count = 3 * max_pages_ + 1;
+        d_qkv_ = std::make_unique<DeviceArray<uint16_t>>(budget, qkv_, sets);
+        d_q_ = std::make_unique<DeviceArray<uint16_t>>(
+            budget, std::vector<uint16_t>(static_cast<size_t>(spec.tokens * spec.q_heads * spec.head_dim)),
+            sets);
+        d_norms_ = std::make_unique<DeviceArray<uint16_t>>(budget, norms_, 1);
+        d_rope_ = std::make_unique<DeviceArray<float>>(budget, rope_, 1);
+        d_positions_ = std::make_unique<DeviceArray<int32_t>>(budget, positions_, 1);
+        d_sequences_ = std::make_unique<DeviceArray<int32_t>>(budget, sequences_, 1);
+        d_table_ = std::make_unique<DeviceArray<int32_t>>(budget, table_, 1);
+        d_pages_ = std::make_unique<DeviceArray<uint8_t>>(
+            budget, std::vector<uint8_t>(static_cast<size_t>(page_count * page_elements_ * element())), sets);
+    }
+
+    void launch(cudaStream_t stream, int set) {
+        const auto* qkv = reinterpret_cast<const __nv_bfloat16*>(d_qkv_->at(set));
+        const auto* norms = reinterpret_cast<const __nv_bfloat16*>(d_norms_->at(0));
+        qkv_post_cuda(stream, {.tokens = spec_.tokens,
+                               .q_heads = spec_.q_heads,
+                               .kv_heads = spec_.kv_heads,
+                               .head_dim = spec_.head_dim,
+                               .q = qkv,
+                               .k = qkv + spec_.q_heads * spec_.head_dim,
+                               .v = qkv + (spec_.q_heads + spec_.kv_heads) * spec_.head_dim,
+                               .q_stride = width_,
+                               .kv_stride = width_,
+                               .q_out = reinterpret_cast<__nv_bfloat16*>(d_q_->at(set)),
+                               .q_out_stride = spec_.q_heads * spec_.head_dim,
+                               .q_norm = spec_.norm ? norms : nullptr,
+                               .k_norm = spec_.norm ? norms + spec_.head_dim : nullptr,
+                               .eps = 1e-5f,
+                               .rope = d_rope_->at(0),
+                               .positions = d_positions_->at(0),
+                               .slot_shift = spec_.slot_shift,
+                               .sequences = d_sequences_->at(0),
+                               .page_table = d_table_->at(0),
+                               .page_table_stride = max_pages_,
+                               .pages = reinterpret_cast<std::byte*>(d_pages_->at(set)),
+                               .page_stride = page_elements_ * element(),
+                               .k_offset = 2 * block_ * element(),
+                               .v_offset = 3 * block_ * element(),
+                               .kv_dtype = spec_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16,
+                               .k_scale = kKScale,
+                               .v_scale = kVScale});
+    }
+    OpError check(cudaStream_t stream) {
+        d_q_->poison();
+        d_pages_->poison();
+        launch(stream, 0);
+        std::vector<float> q(static_cast<size_t>(spec_.tokens * spec_.q_heads * spec_.head_dim), NAN);
+        std::vector<float> pages(static_cast<size_t>((3 * max_pages_ + 1) * page_elements_), NAN);
+        reference(q, pages);
+        // The norm's two roundings and the rotation's, each of which may fall the other way; e4m3 steps are
+        // 1/8.
+        OpError error = compare_close(widen_bf16(d_q_->download()), q, 0.03, 0.0079);
+        error += compare_close(device_pages(), pages, spec_.fp8 ? 0.3 : 0.03, spec_.fp8 ? 0.126 : 0.0079);
+        return error;
+    }
+
+  private:
+    static constexpr float kKScale = 0.05f;
+    static constexpr float kVScale = 0.02f;
+
+    int64_t element() const { return spec_.fp8 ? 1 : 2; }
+
+    std::vector<float> device_pages() const {
+        const std::vector<uint8_t> bytes = d_pages_->download();
+        if (spec_.fp8) {
+            return widen_e4m3(bytes);
+        }
+        return widen_bf16({reinterpret_cast<const uint16_t*>(bytes.data()), bytes.size() / 2});
+    }
+    std::vector<float> head(int64_t token, int64_t head, const uint16_t* norm) const {
+        const int64_t d = spec_.head_dim;
+        std::vector<float> x = widen_bf16({qkv_.data() + token * width_ + head * d, static_cast<size_t>(d)});
+        double squares = 0;
+        for (const float value : x) {
+            squares += static_cast<double>(value) * value;
+        }
+        const float scale = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(d) + 1e-5));
+        for (size_t i = 0; norm != nullptr && i < x.size(); ++i) {
+            x[i] = rounded_bf16(rounded_bf16(x[i] * scale) * bf16_to_f32(norm[i]));
+        }
+        return x;
+    }
+    void rotate(std::vector<float>& x, int32_t position) const {
+        const size_t half = x.size() / 2;
+        const float* rope = rope_.data() + position * spec_.head_dim;
+        for (size_t i = 0; i < half; ++i) {
+            const float a = x[i];
+            const float b = x[i + half];
+            x[i] = rounded_bf16(a * rope[i] - b * rope[half + i]);
+            x[i + half] = rounded_bf16(b * rope[i] + a * rope[half + i]);
+        }
+    }
+    void reference(std::vector<float>& q, std::vector<float>& pages) const {
+        const int64_t d = spec_.head_dim;
+        for (int64_t t = 0; t < spec_.tokens; ++t) {
+            const int32_t position = positions_[static_cast<size_t>(t)];
+            if (position < 0) {
+                continue;
+            }
+            for (int64_t h = 0; h < spec_.q_heads + 2 * spec_.kv_heads; ++h) {
+                const bool is_q = h < spec_.q_heads;
+                const bool is_v = h >= spec_.q_heads + spec_.kv_heads;
+                const uint16_t* norm =
+                    !spec_.norm || is_v ? nullptr : (is_q ? norms_.data() : norms_.data() + d);
+                std::vector<float> x = head(t, h, norm);
+                if (!is_v) {
+                    rotate(x, position);
+                }
+                if (is_q) {
+                    std::copy(x.begin(), x.end(), q.begin() + (t * spec_.q_heads + h) * d);
+                    continue;
+                }
+                const int64_t place = position + spec_.slot_shift;
+                const int64_t page = table_[static_cast<size_t>(t % 3 * max_pages_ + place / 64)];
+                const int64_t kv_head = h - spec_.q_heads - (is_v ? spec_.kv_heads : 0);
+                auto to = pages.begin() + page * page_elements_ + (is_v ? 3 : 2) * block_ +
+                          (kv_head * 64 + place % 64) * d;
+                for (const float value : x) {
+                    *to++ = spec_.fp8 ? round_to_e4m3(value / (is_v ? kVScale : kKScale)) : value;
+                }
+            }
+        }
+    }
+
+    QkvPostCudaSpec spec_;
+    int64_t width_, block_, page_elements_, max_pages_;
+    std::vector<float> rope_;
+    std::vector<uint16_t> qkv_, norms_;
+    std::vector<int32_t> positions_, sequences_, table_;
+    std::unique_ptr<DeviceArray<uint16_t>> d_qkv_, d_q_, d_norms_;
+    std::unique_ptr<DeviceArray<float>> d_rope_;
+    std::unique_ptr<DeviceArray<int32_t>> d_positions_, d_sequences_, d_table_;
+    std::unique_ptr<DeviceArray<uint8_t>> d_pages_;
+};
+
+inline CudaOpCase qkv_post_cuda_case(const QkvPostCudaSpec& spec, bool bench) {
+    const int64_t q = spec.tokens * spec.q_heads * spec.head_dim;
+    const int64_t kv = spec.tokens * 2 * spec.kv_heads * spec.head_dim;
+    const int64_t bytes = 4 * q + (spec.fp8 ? 3 : 4) * kv;
+    return {fmt::format("tokens={} q_heads={} kv_heads={} head_dim={}{}{}", spec.tokens, spec.q_heads,
+                        spec.kv_heads, spec.head_dim, spec.norm ? "" : " no norm",
+                        spec.slot_shift != 0 ? " mtp" : ""),
+            spec.fp8 ? "fp8_e4m3" : "bfloat16", bench,
+            [=](MemoryBudget& budget, int sets) {
+                auto data = std::make_shared<QkvPostCudaCase>(budget, sets, spec);
+                return CudaCaseRun{sets, [data](cudaStream_t s, int set) { data->launch(s, set); },
+                                   [data](cudaStream_t s) { return data->check(s); }, bytes, 10 * (q + kv)};
+            },
+            bytes};
+}
+
+inline std::vector<CudaOpCase> qkv_post_cuda_cases() {
+    std::vector<CudaOpCase> cases;
+    for (const bool fp8 : {false, true}) {
+        cases.push_back(qkv_post_cuda_case({1, 16, 2, 128, fp8}, false));
+        cases.push_back(qkv_post_cuda_case({9, 3, 1, 256, fp8}, false));
+        cases.push_back(qkv_post_cuda_case({129, 5, 3, 128, fp8, false}, false));
+        cases.push_back(qkv_post_cuda_case({65, 8, 1, 128, fp8, true, 1}, false));
+        cases.push_back(qkv_post_cuda_case({64, 64, 8, 128, fp8}, true));
+        cases.push_back(qkv_post_cuda_case({4096, 64, 8, 128, fp8}, true));
+    }
+    return cases;
+}
+
+}  // namespace tessera

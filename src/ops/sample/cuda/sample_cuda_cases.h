@@ -1,0 +1,215 @@
+// The cases of sample on the device: the rows of the CPU backend's cases, which must give the same tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/cuda/cuda_case.h"
+#include "ops/sample/cuda/sample_cuda.h"
+#include "ops/sample/sample_cases.h"
+
+namespace tessera {
+
+// The device's slots and rows, made from rows of the CPU operator. Row i has slot rows - 1 - i.
+class SampleCudaCase {
+  public:
+    SampleCudaCase(MemoryBudget& budget, int sets, std::shared_ptr<SampleCase> host)
+        : host_(std::move(host)), vocab_(host_->vocab()), rows_(static_cast<int64_t>(host_->rows().size())) {
+        const size_t rows = static_cast<size_t>(rows_);
+        slots_.resize(rows);
+        seen_.resize(rows * seen_words());
+        counts_.resize(rows * static_cast<size_t>(vocab_));
+        bias_ids_.resize(rows * kSampleBiasMax);
+        bias_values_.resize(rows * kSampleBiasMax);
+        forced_.resize(rows * kSampleForcedMax);
+        allowed_.resize(rows * allowed_words(), 0xFFFFFFFFu);
+        std::vector<float> logits;
+        for (size_t r = 0; r < rows; ++r) {
+            fill_slot(host_->rows()[r], r, rows - 1 - r);
+            logits.insert(logits.end(), host_->rows()[r].logits, host_->rows()[r].logits + vocab_);
+            row_slots_.push_back(static_cast<int32_t>(rows - 1 - r));
+        }
+        upload(budget, sets, logits);
+    }
+
+    SampleCudaArgs args(int set) {
+        return {.logits = d_logits_->at(set),
+                .logits_stride = vocab_,
+                .vocab = vocab_,
+                .rows = rows_,
+                .row_slots = d_row_slots_->at(0),
+                .allowed = allowed_used_ ? d_allowed_->at(0) : nullptr,
+                .slots = {d_slots_->at(0), d_seen_->at(0), d_counts_->at(0), d_bias_ids_->at(0),
+                          d_bias_values_->at(0), d_forced_->at(0), d_last_->at(0)},
+                .workspace = reinterpret_cast<std::byte*>(d_workspace_->at(0)),
+                .results = d_results_->at(0)};
+    }
+    void launch(cudaStream_t stream, int set) { sample_cuda(stream, args(set)); }
+
+    OpError check(cudaStream_t stream) {
+        d_slots_->upload(slots_);
+        d_counts_->upload(counts_);
+        d_last_->poison();
+        d_results_->poison();
+        d_workspace_->poison();
+        launch(stream, 0);
+        const std::vector<SampleRowResult> got = d_results_->download();
+        sample_ref(host_->args());
+        OpError error = compare_close(flatten(got), flatten(host_->results()), 4e-6, 0);
+        error += check_slots(got);
+        return error;
+    }
+    std::vector<SampleRowResult> results() const { return d_results_->download(); }
+    DeviceArray<SampleSlot>& slots() { return *d_slots_; }
+    std::vector<SampleSlot>& host_slots() { return slots_; }
+
+  private:
+    size_t seen_words() const { return static_cast<size_t>((vocab_ + 63) / 64); }
+    size_t allowed_words() const { return static_cast<size_t>((vocab_ + 31) / 32); }
+
+    void fill_slot(const SampleRowArgs& row, size_t r, size_t slot_id) {
+        SampleSlot& slot = slots_[slot_id];
+        slot.seed = row.seed;
+        slot.temperature = row.temperature;
+        slot.top_p = row.top_p;
+        slot.min_p = row.min_p;
+        slot.repetition_penalty = row.repetition_penalty;
+        slot.presence_penalty = row.presence_penalty;
+        slot.frequency_penalty = row.frequency_penalty;
+        slot.top_k = row.top_k;
+        slot.outputs = static_cast<int32_t>(row.position);
+        slot.logprobs = row.logprobs ? 1 : 0;
+        slot.top = row.top;
+        slot.stop_count = static_cast<int32_t>(row.masked.size());
+        slot.min_tokens = row.masked.empty() ? 0 : slot.outputs + 1;
+        std::copy(row.masked.begin(), row.masked.end(), slot.stop_ids);
+        slot.bias_count = static_cast<int32_t>(row.logit_bias.size());
+        for (size_t i = 0; i < row.logit_bias.size(); ++i) {
+            bias_ids_[slot_id * kSampleBiasMax + i] = row.logit_bias[i].first;
+            bias_values_[slot_id * kSampleBiasMax + i] = row.logit_bias[i].second;
+        }
+        if (row.forced_token >= 0) {
+            slot.forced_count = 1;
+            forced_[slot_id * kSampleForcedMax] = row.forced_token;
+        }
+        if (row.prompt_seen != nullptr) {
+            std::copy_n(row.prompt_seen, seen_words(),
+                        seen_.begin() + static_cast<int64_t>(slot_id * seen_words()));
+        }
+        if (row.output_counts != nullptr) {
+            std::copy_n(row.output_counts, vocab_, counts_.begin() + static_cast<int64_t>(slot_id) * vocab_);
+        }
+        if (row.allowed != nullptr) {
+            allowed_used_ = true;
+            std::copy_n(row.allowed, allowed_words(),
+                        allowed_.begin() + static_cast<int64_t>(r * allowed_words()));
+        }
+    }
+    void upload(MemoryBudget& budget, int sets, const std::vector<float>& logits) {
+        const size_t rows = static_cast<size_t>(rows_);
+        d_logits_ = std::make_unique<DeviceArray<float>>(budget, logits, sets);
+        d_row_slots_ = std::make_unique<DeviceArray<int32_t>>(budget, row_slots_, 1);
+        d_allowed_ = std::make_unique<DeviceArray<uint32_t>>(budget, allowed_, 1);
+        d_slots_ = std::make_unique<DeviceArray<SampleSlot>>(budget, slots_, 1);
+        d_seen_ = std::make_unique<DeviceArray<uint64_t>>(budget, seen_, 1);
+        d_counts_ = std::make_unique<DeviceArray<int32_t>>(budget, counts_, 1);
+        d_bias_ids_ = std::make_unique<DeviceArray<int32_t>>(budget, bias_ids_, 1);
+        d_bias_values_ = std::make_unique<DeviceArray<float>>(budget, bias_values_, 1);
+        d_forced_ = std::make_unique<DeviceArray<int32_t>>(budget, forced_, 1);
+        d_last_ = std::make_unique<DeviceArray<int32_t>>(budget, std::vector<int32_t>(rows), 1);
+        d_results_ =
+            std::make_unique<DeviceArray<SampleRowResult>>(budget, std::vector<SampleRowResult>(rows), 1);
+        d_workspace_ = std::make_unique<DeviceArray<uint8_t>>(
+            budget, std::vector<uint8_t>(static_cast<size_t>(sample_cuda_workspace_bytes(vocab_, rows_))), 1);
+    }
+    // The state was taken on by exactly the tokens made.
+    OpError check_slots(const std::vector<SampleRowResult>& results) const {
+        const std::vector<SampleSlot> slots = d_slots_->download();
+        const std::vector<int32_t> counts = d_counts_->download();
+        const std::vector<int32_t> last = d_last_->download();
+        std::vector<float> got;
+        std::vector<float> want;
+        for (size_t r = 0; r < results.size(); ++r) {
+            const size_t s = results.size() - 1 - r;
+            const bool made = results[r].error == SampleError::kNone;
+            const size_t token = made ? static_cast<size_t>(results[r].token) : 0;
+            const size_t at = s * static_cast<size_t>(vocab_) + token;
+            got.insert(got.end(), {static_cast<float>(slots[s].outputs), static_cast<float>(last[s]),
+                                   static_cast<float>(counts[at])});
+            want.insert(want.end(),
+                        {static_cast<float>(slots_[s].outputs + (made ? 1 : 0)),
+                         static_cast<float>(made ? results[r].token : -1),
+                         static_cast<float>(counts_[at] + (made && slots_[s].has_penalties() ? 1 : 0))});
+        }
+        return compare_close(got, want, 0, 0);
+    }
+
+    std::shared_ptr<SampleCase> host_;
+    int64_t vocab_, rows_;
+    bool allowed_used_ = false;
+    std::vector<SampleSlot> slots_;
+    std::vector<uint64_t> seen_;
+    std::vector<int32_t> counts_, bias_ids_, forced_, row_slots_;
+    std::vector<float> bias_values_;
+    std::vector<uint32_t> allowed_;
+    std::unique_ptr<DeviceArray<float>> d_logits_, d_bias_values_;
+    std::unique_ptr<DeviceArray<int32_t>> d_row_slots_, d_counts_, d_bias_ids_, d_forced_, d_last_;
+    std::unique_ptr<DeviceArray<uint32_t>> d_allowed_;
+    std::unique_ptr<DeviceArray<uint64_t>> d_seen_;
+    std::unique_ptr<DeviceArray<SampleSlot>> d_slots_;
+    std::unique_ptr<DeviceArray<SampleRowResult>> d_results_;
+    std::unique_ptr<DeviceArray<uint8_t>> d_workspace_;
+};
+
+struct SampleCudaSpec {
+    std::string name;
+    int64_t vocab = 0;
+    int64_t rows = 0;
+    float spread = 0;  // of the logits
+    SampleCase::Edit edit;
+};
+
+inline CudaOpCase sample_cuda_case(const SampleCudaSpec& spec, bool bench) {
+    const int64_t bytes = spec.vocab * spec.rows * 4;
+    return {"vocab=" + std::to_string(spec.vocab) + " rows=" + std::to_string(spec.rows) + " " + spec.name,
+            "float32", bench,
+            [=](MemoryBudget& budget, int sets) {
+                auto host = std::make_shared<SampleCase>(spec.vocab, spec.rows, spec.spread, spec.edit);
+                auto data = std::make_shared<SampleCudaCase>(budget, sets, std::move(host));
+                return CudaCaseRun{sets, [data](cudaStream_t s, int set) { data->launch(s, set); },
+                                   [data](cudaStream_t s) { return data->check(s); }, bytes, 0};
+            },
+            bytes};
+}
+
+inline std::vector<CudaOpCase> sample_cuda_cases() {
+    const auto greedy = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0; };
+    const auto plain = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0.9f; };
+    const auto nucleus = [](SampleRowArgs& row, OpRandom&, SampleCase&) {
+        row.temperature = 0.9f;
+        row.top_k = 50;
+        row.top_p = 0.95f;
+    };
+    const auto logprobs = [](SampleRowArgs& row, OpRandom&, SampleCase&) {
+        row.temperature = 0;
+        row.logprobs = true;
+        row.top = 20;
+    };
+    std::vector<CudaOpCase> cases;
+    for (const int64_t rows : {1, 64}) {
+        cases.push_back(sample_cuda_case({"greedy", 120832, rows, 12, greedy}, true));
+        cases.push_back(sample_cuda_case({"temperature", 120832, rows, 12, plain}, true));
+        cases.push_back(sample_cuda_case({"top_k=50 top_p=0.95", 120832, rows, 12, nucleus}, true));
+        cases.push_back(sample_cuda_case({"greedy top_logprobs=20", 120832, rows, 12, logprobs}, true));
+    }
+    for (const int64_t vocab : {1, 5, 31, 64, 1000, 4096}) {
+        for (const float spread : {0.0f, 0.5f, 5.0f, 40.0f}) {
+            const std::string name = "spread=" + std::to_string(static_cast<int>(spread * 10));
+            cases.push_back(sample_cuda_case({name, vocab, 100, spread, edit_everything}, false));
+        }
+    }
+    cases.push_back(sample_cuda_case({"everything", 120832, 48, 5, edit_everything}, true));
+    return cases;
+}
+
+}  // namespace tessera

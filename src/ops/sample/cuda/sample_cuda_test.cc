@@ -1,0 +1,166 @@
+// What the cases of sample do not reach: the slots' state over several steps.
+#include <gtest/gtest.h>
+#include <limits>
+
+#include "device/cuda/graph.h"
+#include "device/cuda/stream.h"
+#include "ops/sample/cuda/sample_cuda_cases.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocab = 1000;
+
+class SampleCuda : public testing::Test {
+  protected:
+    std::unique_ptr<SampleCudaCase> make(int64_t rows, const SampleCase::Edit& edit) {
+        host_ = std::make_shared<SampleCase>(kVocab, rows, 5.0f, edit);
+        return std::make_unique<SampleCudaCase>(budget_, 1, host_);
+    }
+    std::vector<SampleRowResult> step(SampleCudaCase& data) {
+        data.launch(stream_.get(), 0);
+        return data.results();
+    }
+
+    MemoryBudget budget_{int64_t{1} << 30};
+    Stream stream_;
+    std::shared_ptr<SampleCase> host_;
+};
+
+void plain(SampleRowArgs& row, OpRandom&, SampleCase&) {
+    row.temperature = 1;
+    row.frequency_penalty = 0.5f;
+}
+
+TEST_F(SampleCuda, StepsOfOneGraphFollowTheReference) {
+    auto data = make(7, plain);
+    const Graph graph = Graph::capture(stream_.get(), [&] { data->launch(stream_.get(), 0); });
+    std::vector<std::vector<int32_t>> counts(7, std::vector<int32_t>(kVocab));
+    for (int n = 0; n < 6; ++n) {
+        graph.launch(stream_.get());
+        const std::vector<SampleRowResult> got = data->results();
+        for (size_t r = 0; r < 7; ++r) {
+            host_->rows()[r].output_counts = counts[r].data();
+        }
+        sample_ref(host_->args());
+        for (size_t r = 0; r < 7; ++r) {
+            const int32_t token = host_->results()[r].token;
+            EXPECT_EQ(got[r].token, token) << "step " << n << " row " << r;
+            ++counts[r][static_cast<size_t>(token)];
+            ++host_->rows()[r].position;
+        }
+    }
+}
+
+TEST_F(SampleCuda, ARowWithNaNFailsAlone) {
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        host_ = std::make_shared<SampleCase>(kVocab, 3, 5.0f, plain);
+        const_cast<float*>(host_->rows()[1].logits)[kVocab - 1] = bad;
+        SampleCudaCase data(budget_, 1, host_);
+        const std::vector<SampleRowResult> got = step(data);
+        EXPECT_EQ(got[0].error, SampleError::kNone);
+        EXPECT_EQ(got[1].error, SampleError::kNotFinite);
+        EXPECT_EQ(got[1].token, -1);
+        EXPECT_EQ(got[2].error, SampleError::kNone);
+        const std::vector<SampleSlot> slots = data.slots().download();
+        EXPECT_EQ(slots[1].outputs, static_cast<int32_t>(host_->rows()[1].position));
+        EXPECT_EQ(slots[2].outputs, static_cast<int32_t>(host_->rows()[0].position) + 1);
+    }
+}
+
+TEST_F(SampleCuda, ForcedTokensComeInTheirTurn) {
+    auto data = make(1, [](SampleRowArgs& row, OpRandom&, SampleCase&) {
+        row.temperature = 0;
+        row.forced_token = 17;  // makes the slot's list
+    });
+    for (int n = 0; n < 2; ++n) {
+        const int32_t token = step(*data)[0].token;
+        EXPECT_EQ(token == 17, n == 0) << "step " << n;
+    }
+}
+
+TEST_F(SampleCuda, AStopTokenGivesWayToTheAwaitedToken) {
+    auto data = make(1, [](SampleRowArgs& row, OpRandom&, SampleCase&) {
+        row.temperature = 0;
+        row.forced_token = 17;
+        row.logprobs = true;
+    });
+    const int32_t best = [&] {
+        const float* logits = host_->rows()[0].logits;
+        return static_cast<int32_t>(std::max_element(logits, logits + kVocab) - logits);
+    }();
+    SampleSlot& slot = data->host_slots()[0];
+    slot.forced_next = -1;
+    slot.forced_after = 23;
+    slot.stop_count = 1;
+    slot.stop_ids[0] = best;
+    data->slots().upload(data->host_slots());
+    EXPECT_EQ(step(*data)[0].token, 23);    // in place of the stop token
+    EXPECT_EQ(step(*data)[0].token, 17);    // forced
+    EXPECT_EQ(step(*data)[0].token, best);  // free
+}
+
+TEST_F(SampleCuda, StopIdsAreMaskedBeforeTheMinimum) {
+    auto data = make(1, [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0; });
+    const int32_t best = step(*data)[0].token;
+    SampleSlot& slot = data->host_slots()[0];
+    slot.stop_count = 1;
+    slot.stop_ids[0] = best;
+    slot.min_tokens = 2;
+    data->slots().upload(data->host_slots());
+    EXPECT_NE(step(*data)[0].token, best);
+    EXPECT_NE(step(*data)[0].token, best);
+    EXPECT_EQ(step(*data)[0].token, best);
+}
+
+TEST_F(SampleCuda, HistoryIsSetForOneSlot) {
+    auto data = make(3, plain);
+    const std::vector<int32_t> prompt{3, 64, 999, 3};
+    const std::vector<int32_t> output{5, 5, 0};
+    const DeviceArray<int32_t> d_prompt(budget_, prompt, 1);
+    const DeviceArray<int32_t> d_output(budget_, output, 1);
+    constexpr size_t kWords = (kVocab + 63) / 64;
+    const DeviceArray<uint64_t> seen(budget_, std::vector<uint64_t>(3 * kWords, ~uint64_t{0}), 1);
+    const DeviceArray<int32_t> counts(budget_, std::vector<int32_t>(3 * kVocab, 9), 1);
+    SampleSlots slots;
+    slots.prompt_seen = seen.at(0);
+    slots.output_counts = counts.at(0);
+    sample_history_cuda(stream_.get(), {.slots = slots,
+                                        .vocab = kVocab,
+                                        .slot = 1,
+                                        .prompt = d_prompt.at(0),
+                                        .prompt_count = 4,
+                                        .output = d_output.at(0),
+                                        .output_count = 3});
+    const std::vector<uint64_t> got_seen = seen.download();
+    const std::vector<int32_t> got_counts = counts.download();
+    EXPECT_EQ(got_seen[kWords - 1], ~uint64_t{0});
+    EXPECT_EQ(got_seen[kWords], uint64_t{8});
+    EXPECT_EQ(got_seen[kWords + 1], uint64_t{1});
+    EXPECT_EQ(got_seen[2 * kWords - 1], uint64_t{1} << (999 % 64));
+    EXPECT_EQ(got_seen[2 * kWords], ~uint64_t{0});
+    EXPECT_EQ(got_counts[kVocab - 1], 9);
+    EXPECT_EQ(got_counts[kVocab], 1);
+    EXPECT_EQ(got_counts[kVocab + 5], 2);
+    EXPECT_EQ(got_counts[kVocab + 6], 0);
+    EXPECT_EQ(got_counts[2 * kVocab], 9);
+}
+
+TEST_F(SampleCuda, PaddingRowsAreLeftAlone) {
+    auto data = make(2, plain);
+    const DeviceArray<int32_t> row_slots(budget_, std::vector<int32_t>{-1, 0}, 1);
+    const DeviceArray<SampleRowResult> results(
+        budget_, std::vector<SampleRowResult>(2, SampleRowResult{.token = 77}), 1);
+    SampleCudaArgs args = data->args(0);
+    args.row_slots = row_slots.at(0);
+    args.results = results.at(0);
+    sample_cuda(stream_.get(), args);
+    const std::vector<SampleRowResult> got = results.download();
+    EXPECT_EQ(got[0].token, 77);
+    EXPECT_NE(got[1].token, -1);
+    EXPECT_EQ(data->slots().download()[1].outputs, data->host_slots()[1].outputs);
+}
+
+}  // namespace
+}  // namespace tessera
