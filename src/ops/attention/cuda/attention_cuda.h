@@ -1,0 +1,104 @@
+// attention on CUDA: causal grouped-query attention over paged K and V, output bfloat16, softmax in float32.
+//
+// Query i of a sequence has position p = position + i and attends the slots [first_slot, first_slot + p];
+// slot s lies in page s / 64 at place s % 64. What lies in any other slot counts for nothing, NaN included.
+// Everything that changes from step to step (positions, page tables, lengths of prompts) lies in device
+// memory.
+//
+// Decode and prefill each have a plan: work lists made on the device once a step for all layers of one
+// first_slot.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "base/dtype.h"
+
+namespace tessera {
+
+struct AttentionCudaShape {
+    int32_t q_heads = 0;
+    int32_t kv_heads = 0;  // q_heads / kv_heads = group: 1, 2, 4, 8 or 16
+    // The head dimension is 128.
+};
+
+// One layer's K and V, and the sequences' pages.
+struct PagedKvCuda {
+    const std::byte* pool = nullptr;  // page p begins at pool + p * page_stride; 16-byte aligned
+    int64_t page_stride = 0;          // bytes, a multiple of 16
+    // Bytes from a page's begin to this layer's blocks, multiples of 16: each [kv_heads][64][128] of dtype.
+    int64_t k_offset = 0;
+    int64_t v_offset = 0;
+    DType dtype = DType::kBFloat16;  // kBFloat16 or kFloat8E4M3
+    float k_scale = 1;               // fp8: value = stored * scale
+    float v_scale = 1;
+    const int32_t* page_tables = nullptr;  // [sequences, pages_max]
+    int32_t pages_max = 0;
+};
+
+// ---- decode: the same q_len (1 to 4, group * q_len <= 32) for every sequence
+// -------------------------------
+
+struct DecodePlanCudaArgs {
+    const int32_t* positions = nullptr;  // [batch]: of each sequence's first query; < 0 = an empty row
+    int32_t batch = 0;                   // <= 1024
+    int32_t q_len = 1;
+    int32_t first_slot = 0;
+    int32_t slots_max = 0;  // of a sequence: the model's limit, a host constant
+    std::byte* workspace =
+        nullptr;  // decode_cuda_workspace_bytes() of the largest batch; kept until the step's end
+};
+
+struct DecodeCudaArgs {
+    AttentionCudaShape shape;
+    DecodePlanCudaArgs plan;  // as given to decode_plan_cuda()
+    PagedKvCuda kv;
+    const void* q =
+        nullptr;  // [batch * q_len, q_heads * 128] bfloat16: query i of sequence b is row b * q_len + i
+    int64_t q_stride = 0;  // elements between rows, a multiple of 8
+    void* out = nullptr;   // [batch * q_len, q_heads * 128] bfloat16; empty rows become zeros
+    int64_t out_stride = 0;
+    float scale = 0;  // 1 / sqrt(head_dim)
+    int sm_count = 0;
+};
+
+// Slots of one unit of work. It depends on the limit alone, so a sequence's bits do not depend on the batch.
+int32_t decode_cuda_split_slots(int32_t slots_max);
+int64_t decode_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t batch_max, int32_t q_len,
+                                    int32_t slots_max);
+void decode_plan_cuda(cudaStream_t stream, const DecodePlanCudaArgs& args);
+void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args);
+
+// ---- prefill: any number of queries a sequence
+// ---------------------------------------------------------------
+
+struct PrefillPlanCudaArgs {
+    const int32_t* first_rows =
+        nullptr;            // [sequences + 1]: sequence b's queries are rows [b] .. [b + 1] - 1 of q
+    int32_t sequences = 0;  // <= 1024
+    int32_t rows_max = 0;   // bound of the rows in all, known to the host
+    AttentionCudaShape shape;
+    std::byte* workspace = nullptr;  // prefill_cuda_workspace_bytes()
+};
+
+struct PrefillCudaArgs {
+    PrefillPlanCudaArgs plan;
+    PagedKvCuda kv;
+    const int32_t* positions =
+        nullptr;  // [sequences]: of each sequence's first query (tokens cached before it)
+    int32_t first_slot = 0;
+    const void* q = nullptr;  // [rows, q_heads * 128] bfloat16
+    int64_t q_stride = 0;
+    void* out = nullptr;  // [rows, q_heads * 128] bfloat16
+    int64_t out_stride = 0;
+    float scale = 0;
+};
+
+int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t sequences_max,
+                                     int32_t rows_max);
+void prefill_plan_cuda(cudaStream_t stream, const PrefillPlanCudaArgs& args);
+void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args);
+
+}  // namespace tessera

@@ -1,0 +1,117 @@
+#include <bit>
+#include <string>
+
+#include "base/check.h"
+#include "ops/linear/cuda/linear_cuda.h"
+
+namespace tessera {
+namespace {
+
+void blas_check(cublasStatus_t status, const char* what) {
+    if (status != CUBLAS_STATUS_SUCCESS) [[unlikely]] {
+        check(false, std::string("cuBLASLt: ") + what + ": " + cublasLtGetStatusString(status));
+    }
+}
+
+cudaDataType_t blas_type(DType dtype) {
+    check(dtype == DType::kBFloat16 || dtype == DType::kFloat32 || dtype == DType::kFloat8E4M3,
+          "linear: bfloat16, float32 or e4m3 only");
+    return dtype == DType::kBFloat16 ? CUDA_R_16BF : dtype == DType::kFloat32 ? CUDA_R_32F : CUDA_R_8F_E4M3;
+}
+
+// Rows rounded up: one plan serves a class of batches.
+int64_t row_class(int64_t rows) {
+    if (rows <= 256 || rows > 2048) {
+        return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+    }
+    return (rows + 255) / 256 * 256;
+}
+
+// The library is column-major: y^T [outputs, rows] = W (transposed) x^T. All on the stack, made for each
+// call.
+struct Problem {
+    cublasLtMatmulDescOpaque_t operation;
+    cublasLtMatrixLayoutOpaque_t weight;
+    cublasLtMatrixLayoutOpaque_t x;
+    cublasLtMatrixLayoutOpaque_t y;
+
+    Problem(const LinearCudaArgs& args, int64_t rows) {
+        blas_check(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "descriptor");
+        set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N);
+        const uint64_t inputs = static_cast<uint64_t>(args.inputs);
+        const uint64_t outputs = static_cast<uint64_t>(args.outputs);
+        const int64_t stride = args.y_stride != 0 ? args.y_stride : args.outputs;
+        blas_check(cublasLtMatrixLayoutInit(&weight, blas_type(args.dtype), inputs, outputs, args.inputs),
+                   "W");
+        blas_check(cublasLtMatrixLayoutInit(&x, blas_type(args.dtype), inputs, static_cast<uint64_t>(rows),
+                                            args.inputs),
+                   "x");
+        blas_check(cublasLtMatrixLayoutInit(&y, blas_type(args.y_dtype), outputs, static_cast<uint64_t>(rows),
+                                            stride),
+                   "y");
+    }
+
+    template <typename T>
+    void set(cublasLtMatmulDescAttributes_t attribute, T value) {
+        blas_check(cublasLtMatmulDescSetAttribute(&operation, attribute, &value, sizeof(value)), "attribute");
+    }
+};
+
+}  // namespace
+
+void LinearCuda::Release::operator()(cublasLtContext* handle) const {
+    cublasLtDestroy(handle);
+}
+
+LinearCuda::LinearCuda(std::byte* workspace, int64_t workspace_bytes, bool deterministic)
+    : workspace_(workspace), workspace_bytes_(workspace_bytes), deterministic_(deterministic) {
+    cublasLtHandle_t handle = nullptr;
+    blas_check(cublasLtCreate(&handle), "handle");
+    handle_.reset(handle);
+}
+
+const cublasLtMatmulAlgo_t& LinearCuda::find_plan(const LinearCudaArgs& args) {
+    const int64_t rows = row_class(args.rows);
+    const Key key{rows, args.inputs, args.outputs, args.y_stride, args.dtype, args.y_dtype, args.accumulate};
+    if (const auto found = plans_.find(key); found != plans_.end()) {
+        return found->second;
+    }
+    check(args.inputs % 16 == 0 && args.outputs % 16 == 0,
+          "linear: inputs and outputs must be multiples of 16");
+    Problem problem(args, rows);
+    cublasLtMatmulPreferenceOpaque_t preference;
+    blas_check(cublasLtMatmulPreferenceInit(&preference), "preference");
+    const auto limit = static_cast<uint64_t>(workspace_bytes_);
+    blas_check(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                    &limit, sizeof(limit)),
+               "workspace limit");
+    if (deterministic_) {
+        const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
+        blas_check(cublasLtMatmulPreferenceSetAttribute(
+                       &preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof(no_split)),
+                   "reduction scheme");
+    }
+    cublasLtMatmulHeuristicResult_t result;
+    int found = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle_.get(), &problem.operation, &problem.weight, &problem.x,
+                                       &problem.y, &problem.y, &preference, 1, &result, &found);
+    blas_check(found == 0 && status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status,
+               "no algorithm for this shape");
+    return plans_.emplace(key, result.algo).first->second;
+}
+
+void LinearCuda::run(cudaStream_t stream, const LinearCudaArgs& args) {
+    check(args.rows >= 1, "linear: at least one row");
+    const cublasLtMatmulAlgo_t& algorithm = find_plan(args);
+    Problem problem(args, args.rows);
+    const float alpha = args.scale;
+    const float beta = args.accumulate ? 1 : 0;
+    blas_check(cublasLtMatmul(handle_.get(), &problem.operation, &alpha, args.weight, &problem.weight, args.x,
+                              &problem.x, &beta, args.y, &problem.y, args.y, &problem.y, &algorithm,
+                              workspace_, static_cast<size_t>(workspace_bytes_), stream),
+               "matmul");
+}
+
+}  // namespace tessera

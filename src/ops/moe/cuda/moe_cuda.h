@@ -1,0 +1,77 @@
+// moe on CUDA: y += sum over the chosen experts of w * down(silu(gate x) * up x), + the shared expert.
+// Without routed experts it is a dense SwiGLU layer (the shared weights alone).
+//
+// Five launches: sort the (token, expert) pairs by expert; quantise x (fp8 weights only); grouped GEMM gate
+// and up with SwiGLU; grouped GEMM down; combine. All sizes that depend on the routing stay on the device.
+//
+// Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
+// each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids), so its bits do
+// not depend on the batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "base/dtype.h"
+
+namespace tessera {
+
+// A layer's weights in device memory. Each matrix is plain, [outputs, inputs], and 16-byte aligned. The
+// scales are used with fp8 weights only: w = weight * scale, x = e4m3(x / input_scale).
+struct MoeCudaTensors {
+    DType dtype = DType::kBFloat16;  // kBFloat16 or kFloat8E4M3
+    int64_t hidden = 0;
+    int64_t experts = 0;                   // 0: a dense layer
+    int64_t width = 0;                     // of a routed expert
+    int64_t shared_width = 0;              // 0: no shared expert
+    const void* gate_up = nullptr;         // [experts, 2 * width, hidden]: gate rows, then up rows
+    const void* down = nullptr;            // [experts, hidden, width]
+    const void* shared_gate_up = nullptr;  // [2 * shared_width, hidden]
+    const void* shared_down = nullptr;     // [hidden, shared_width]
+    // In device memory, float32, one for each expert (the shared scales: for the one).
+    const float* gate_up_scale = nullptr;            // [experts, 2]: gate, up
+    const float* down_scale = nullptr;               // [experts]
+    const float* down_input_scale = nullptr;         // [experts]
+    const float* shared_gate_up_scale = nullptr;     // [2]
+    const float* shared_down_scale = nullptr;        // [1]
+    const float* shared_down_input_scale = nullptr;  // [1]
+    // All experts of a layer share this one; the shared expert's may differ, which costs a pass over x.
+    float input_scale = 1;
+    float shared_input_scale = 1;
+};
+
+// The tensors with their tensor maps: made once at start; the device memory must outlive it.
+struct MoeCudaWeights {
+    MoeCudaTensors tensors;
+    CUtensorMap gate_up;
+    CUtensorMap down;
+    CUtensorMap shared_gate_up;
+    CUtensorMap shared_down;
+};
+
+// REQUIRES: hidden, width and shared_width multiples of 16
+MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors);
+
+struct MoeCudaArgs {
+    const MoeCudaWeights* weights = nullptr;
+    const void* x = nullptr;  // [tokens, hidden] bfloat16
+    // [tokens, hidden] e4m3(x / input_scale), of a dense layer e4m3(x / shared_input_scale), as rms_norm_cuda
+    // makes it; null: made here. fp8 weights only.
+    const uint8_t* x8 = nullptr;
+    int64_t tokens = 0;                     // >= 1
+    int64_t k = 0;                          // 0 in a dense layer
+    const int32_t* chosen = nullptr;        // [tokens, k] expert ids; an id < 0 counts for nothing (padding)
+    const float* expert_weights = nullptr;  // [tokens, k]
+    void* y = nullptr;                      // [tokens, hidden] bfloat16
+    std::byte* workspace = nullptr;  // moe_cuda_workspace_bytes(), 256-byte aligned; one call at a time
+    int sm_count = 0;                // of the device
+};
+
+int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_max, int64_t k);
+
+void moe_cuda(cudaStream_t stream, const MoeCudaArgs& args);
+
+}  // namespace tessera
