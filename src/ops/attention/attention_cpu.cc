@@ -104,6 +104,9 @@ void run_tile(D d, const Block& b, const AttentionState& state, int32_t tile) {
     t.k = load_tile(b, b.args.k_offset, tile, t.keys, b.scratch.k);
     t.v = load_tile(b, b.args.v_offset, tile, t.keys, b.scratch.v);
     t.scores = b.scratch.scores;
+    if (b.rows == 8 && b.args.kv_dtype == DType::kFloat32 && slot + kAttentionTile <= b.last_limit) {
+        t.next_k = load_tile(b, b.args.k_offset, tile + 1, 0, nullptr);
+    }
     t.masked = slot + t.keys - 1 > b.first_limit;
     t.first_slot = static_cast<float>(slot);
     for (int32_t row = 0; row < b.padded;) {

@@ -23,21 +23,22 @@ namespace hn = hwy::HWY_NAMESPACE;
 // A group of rows against one tile. Slots outside [begin, keys) may be loaded but count for nothing.
 struct TileArgs {
     int64_t head_dim = 0;
-    const float* q = nullptr;      // [head_dim][width]
-    const float* k = nullptr;      // [64][head_dim]
-    const float* v = nullptr;      // [64][head_dim]
-    int32_t begin = 0;             // first visible key: 1 in the first tile of the MTP layer
-    int32_t keys = 0;              // one past the last visible key
-    float* scores = nullptr;       // [keys, padded][width]: scores, then probabilities
-    int64_t width = 0;             // rows in a line of scores
-    int32_t rows = 0;              // rows that exist; the others up to width are padding
-    bool masked = false;           // some row does not see all keys
-    float first_slot = 0;          // slot of key 0
-    const float* limit = nullptr;  // [width] last slot that a row sees
-    float* max = nullptr;          // [width]
-    float* sum = nullptr;          // [width]
-    float* alpha = nullptr;        // [width]
-    float* output = nullptr;       // [rows][head_dim]
+    const float* q = nullptr;       // [head_dim][width]
+    const float* k = nullptr;       // [64][head_dim]
+    const float* v = nullptr;       // [64][head_dim]
+    const float* next_k = nullptr;  // the next tile's keys, to be fetched meanwhile; may be null
+    int32_t begin = 0;              // first visible key: 1 in the first tile of the MTP layer
+    int32_t keys = 0;               // one past the last visible key
+    float* scores = nullptr;        // [keys, padded][width]: scores, then probabilities
+    int64_t width = 0;              // rows in a line of scores
+    int32_t rows = 0;               // rows that exist; the others up to width are padding
+    bool masked = false;            // some row does not see all keys
+    float first_slot = 0;           // slot of key 0
+    const float* limit = nullptr;   // [width] last slot that a row sees
+    float* max = nullptr;           // [width]
+    float* sum = nullptr;           // [width]
+    float* alpha = nullptr;         // [width]
+    float* output = nullptr;        // [rows][head_dim]
 };
 
 // scores[key][row] = sum over d of k[key][d] * q[d][row]. Vectors run along rows and a key's element is
@@ -65,8 +66,7 @@ HWY_INLINE void score_block(D d, const TileArgs& t, int32_t key) {
         for (int j = 0; j < kVectors; ++j) {
             qv[j] = hn::LoadU(d, q + j * lanes);
         }
-        if constexpr (kVectors == 1) {  // decode waits for memory: the next keys, and these keys' values
-            __builtin_prefetch(k + kKeys * head_dim + e * kKeys, 0, 3);
+        if constexpr (kVectors == 1) {  // decode waits for memory: fetch the values of these keys
             __builtin_prefetch(v + e * kKeys, 0, 2);
         }
 #pragma GCC unroll 16
@@ -163,6 +163,10 @@ HWY_INLINE void softmax_block(D d, const TileArgs& t) {
     }
 }
 
+// Decode's eight rows go through value_block in two halves of four. While they do, the next tile's keys are
+// fetched: two lines a step, a quarter of the tile in each of the halves' two column blocks (head_dim 128).
+inline constexpr int kPrefetchRows = 4;
+
 // output[row][columns] = output * alpha + sum over keys of p[key][row] * v[key][columns], for kRows rows from
 // `row` and kVectors vectors from `column`.
 template <int kRows, int kVectors, class D>
@@ -181,7 +185,15 @@ HWY_INLINE void value_block(D d, const TileArgs& t, int32_t row, int64_t column)
     }
     const float* p = t.scores + t.begin * t.width + row;
     const float* v = t.v + t.begin * t.head_dim + column;
+    [[maybe_unused]] const float* next_k =
+        t.next_k + (row / 2 + 2 * column / t.head_dim) * kAttentionTile * 32;
     for (int32_t key = t.begin; key < t.keys; ++key, p += t.width, v += t.head_dim) {
+        if constexpr (kRows == kPrefetchRows) {
+            if (t.next_k != nullptr) {
+                __builtin_prefetch(next_k + key * 32, 0, 2);
+                __builtin_prefetch(next_k + key * 32 + 16, 0, 2);
+            }
+        }
         V vv[kVectors];
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j) {
@@ -221,8 +233,13 @@ HWY_NOINLINE void value_rows(const TileArgs& t, int32_t row) {
 
 HWY_INLINE void value_tile(const TileArgs& t) {
     int32_t row = 0;
-    for (; row + 6 <= t.rows; row += 6) {
+    for (; row + 6 <= t.rows && row + 8 != t.rows; row += 6) {
         value_rows<6>(t, row);
+    }
+    if (row + 8 == t.rows) {  // 4 + 4 keep more chains in flight than 6 + 2
+        value_rows<4>(t, row);
+        value_rows<4>(t, row + 4);
+        return;
     }
     switch (t.rows - row) {
         case 5:
@@ -244,8 +261,14 @@ template <int kHeadDim, int kVectors, class D>
 HWY_INLINE void score_tile(D d, const TileArgs& t) {
     // Accumulators: 24 of 32 registers with AVX-512, 12 of 16 with AVX2, and never under 8 chains in flight.
     constexpr bool kWide = HWY_TARGET != HWY_AVX2;
-    constexpr int kKeys = kWide ? (kVectors == 1 && kHeadDim != 0 ? 16 : 8) : (kVectors == 1 ? 8 : 4);
-    for (int32_t key = 0; key < t.keys; key += kKeys) {
+    constexpr int kKeys = kWide || kVectors == 1 ? 8 : 4;
+    int32_t key = 0;
+    if constexpr (kWide && kVectors == 1 && kHeadDim != 0) {
+        for (; key + kKeys < t.keys; key += 2 * kKeys) {
+            score_block<kHeadDim, kVectors, 2 * kKeys>(d, t, key);
+        }
+    }
+    for (; key < t.keys; key += kKeys) {
         score_block<kHeadDim, kVectors, kKeys>(d, t, key);
     }
 }

@@ -134,19 +134,20 @@ struct Range {
 
 // Copies the warp's 16 slots from `slot` on; those outside the range become zeros.
 template <bool Fp8>
-__device__ __forceinline__ void load_chunk(const PagedKvCuda& kv, int kv_head, int page, int slot,
+__device__ __forceinline__ void load_chunk(const PagedKvCuda& kv, const std::byte* from, int slot,
                                            const Range& range, uint32_t stage, int lane) {
     using R = Ring<Fp8>;
-    const std::byte* base = kv.pool + page * kv.page_stride +
-                            (static_cast<int64_t>(kv_head) * kPageSlots + slot % kPageSlots) * R::kRowBytes;
+    const std::byte* k = from + kv.k_offset + lane * 16;
+    const std::byte* v = from + kv.v_offset + lane * 16;
+    const bool whole = slot >= range.first_slot && slot + kChunk <= range.end;
 #pragma unroll
     for (int i = 0; i < kChunk * R::kPieces / kWarp; ++i) {
         const int index = i * kWarp + lane;
         const int at = index / R::kPieces;
         const int piece = index % R::kPieces;
-        const int bytes = slot + at >= range.first_slot && slot + at < range.end ? 16 : 0;
-        copy_async_16(stage + R::k_place(at, piece), base + kv.k_offset + index * 16, bytes);
-        copy_async_16(stage + R::v_place(at, piece), base + kv.v_offset + index * 16, bytes);
+        const int bytes = whole || (slot + at >= range.first_slot && slot + at < range.end) ? 16 : 0;
+        copy_async_16(stage + R::k_place(at, piece), k + i * kWarp * 16, bytes);
+        copy_async_16(stage + R::v_place(at, piece), v + i * kWarp * 16, bytes);
     }
 }
 
@@ -268,11 +269,14 @@ __device__ __forceinline__ void add_values(const uint32_t (&p)[4], uint32_t stag
     }
 }
 
-// Scores to probabilities, against the running maximum; p = the operand of the second product.
-template <bool Fp8>
+// Scores to probabilities, against the running maximum; p = the operand of the second product. Halves = 1:
+// only rows 0 to 7 exist.
+template <bool Fp8, int Halves>
 __device__ __forceinline__ void soften(float (&scores)[2][4], State& state, uint32_t (&p)[4]) {
+    p[1] = 0;
+    p[3] = 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < Halves; ++half) {
         float max = fmaxf(fmaxf(scores[0][2 * half], scores[0][2 * half + 1]),
                           fmaxf(scores[1][2 * half], scores[1][2 * half + 1]));
         max = fmaxf(warp_reduce<4>(max, Max{}), state.max[half]);
@@ -365,73 +369,99 @@ __device__ __forceinline__ void merge_warps(const KernelArgs& args, const Unit& 
     }
 }
 
-// One unit, this warp's part.
-template <bool Fp8, int Tiles>
+// Hides what the rows of tile `tile` may not see. Slots run from `slot` on, the last query's last is `last`
+// - 1.
+__device__ __forceinline__ void hide(float (&scores)[2][4], const KernelArgs& args, int tile, int slot,
+                                     int last) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        const int row = tile * 16 + lane / 4 + (c / 2 % 2) * 8;
+        const int at = slot + c / 4 * 8 + lane % 4 * 2 + c % 2;
+        const int limit = last - args.decode.plan.q_len + row / args.group;
+        const bool visible = at >= args.decode.plan.first_slot && at <= limit;
+        scores[c / 4][c % 4] = visible ? scores[c / 4][c % 4] : -INFINITY;
+    }
+}
+
+// One unit, this warp's part. Halves: groups of 8 rows.
+template <bool Fp8, int Halves>
 __device__ __forceinline__ void run_unit(const KernelArgs& args, const Unit& unit, int kv_head, uint32_t ring,
-                                         const uint4* queries, State (&states)[Tiles]) {
+                                         uint4* queries, State (&states)[(Halves + 1) / 2]) {
     using R = Ring<Fp8>;
+    constexpr int kTiles = (Halves + 1) / 2;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const DecodePlanCudaArgs& plan = args.decode.plan;
+    const PagedKvCuda& kv = args.decode.kv;
     const int last = min(plan.first_slot + plan.positions[unit.sequence] + plan.q_len, plan.slots_max);
     Range range{.begin = unit.split * args.split_slots, .first_slot = plan.first_slot};
     range.end = min(range.begin + args.split_slots, last);
-    const float k_scale = args.decode.kv.k_scale;
-    const float scale = args.decode.scale * k_scale * kLog2E;
-    const int32_t* pages = args.decode.kv.page_tables +
-                           static_cast<int64_t>(unit.sequence) * args.decode.kv.pages_max +
-                           range.begin / kPageSlots;
+    const int32_t* pages =
+        kv.page_tables + static_cast<int64_t>(unit.sequence) * kv.pages_max + range.begin / kPageSlots;
     const int first = range.begin + warp * kChunk;
     const int count = (range.end - first + kPageSlots - 1) / kPageSlots;  // <= 0: nothing for this warp
-    const auto load = [&](int i) {
+    const std::byte* chunk = kv.pool + (kv_head * kPageSlots + warp * kChunk) * R::kRowBytes;
+    int page = count > 0 ? pages[0] : 0;  // read one iteration ahead of its use
+    const auto load = [&](int i, int stage) {
         if (i < count) {
-            load_chunk<Fp8>(args.decode.kv, kv_head, pages[i], first + i * kPageSlots, range,
-                            ring + static_cast<uint32_t>(i % R::kStages * R::kStageBytes), lane);
+            const std::byte* from = chunk + page * kv.page_stride;
+            page = i + 1 < count ? pages[i + 1] : 0;
+            load_chunk<Fp8>(kv, from, first + i * kPageSlots, range,
+                            ring + static_cast<uint32_t>(stage * R::kStageBytes), lane);
         }
         copy_async_commit();
     };
     for (int i = 0; i < R::kStages - 1; ++i) {
-        load(i);
+        load(i, i);
     }
+    load_queries<Fp8, kTiles>(args, unit.sequence, kv_head, queries);
+    __syncthreads();
+    const float scale = args.decode.scale * kv.k_scale * kLog2E;
+    int free_stage = R::kStages - 1;
+    int stage = 0;
     for (int i = 0; i < count; ++i) {
-        load(i + R::kStages - 1);
+        load(i + R::kStages - 1, free_stage);
         copy_async_wait<R::kStages - 1>();
         __syncwarp();
-        const uint32_t stage = ring + static_cast<uint32_t>(i % R::kStages * R::kStageBytes);
+        const uint32_t at = ring + static_cast<uint32_t>(stage * R::kStageBytes);
         const int slot = first + i * kPageSlots;
-        const bool whole = slot >= plan.first_slot && slot + kChunk - 1 <= last - plan.q_len;
 #pragma unroll
-        for (int tile = 0; tile < Tiles; ++tile) {
+        for (int tile = 0; tile < kTiles; ++tile) {
             float scores[2][4];
-            scores_of<Fp8>(queries + tile * 8 * kWarp, stage, lane, scores);
+            scores_of<Fp8>(queries + tile * 8 * kWarp, at, lane, scores);
 #pragma unroll
             for (int c = 0; c < 8; ++c) {
-                const int row = tile * 16 + lane / 4 + (c / 2 % 2) * 8;
-                const int at = slot + c / 4 * 8 + lane % 4 * 2 + c % 2;
-                const int limit = last - plan.q_len + row / args.group;
-                const bool visible = whole || (at >= plan.first_slot && at <= limit && at < range.end);
-                scores[c / 4][c % 4] = visible ? scores[c / 4][c % 4] * scale : -INFINITY;
+                scores[c / 4][c % 4] *= scale;
+            }
+            if (slot < plan.first_slot || slot + kChunk - 1 > last - plan.q_len) {
+                hide(scores, args, tile, slot, last);
             }
             uint32_t p[4];
-            soften<Fp8>(scores, states[tile], p);
-            add_values<Fp8>(p, stage, lane, states[tile]);
+            soften<Fp8, (Halves == 1 ? 1 : 2)>(scores, states[tile], p);
+            add_values<Fp8>(p, at, lane, states[tile]);
         }
         __syncwarp();  // before the stage is written again
+        free_stage = stage;
+        stage = stage + 1 == R::kStages ? 0 : stage + 1;
     }
     copy_async_wait<0>();
 }
 
 // Blocks that one multiprocessor holds, by registers and shared memory.
-template <bool Fp8, int Tiles>
-constexpr int kBlocksPerSm = Fp8 && Tiles == 1 ? 3 : 2;
+template <bool Fp8, int Halves>
+constexpr int kBlocksPerSm = Fp8 && Halves == 1   ? 4
+                             : Fp8 && Halves == 2 ? 3
+                                                  : 2;
 
-template <bool Fp8, int Tiles>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm<Fp8, Tiles>)
+template <bool Fp8, int Halves>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<Fp8, Halves>)
     decode_kernel(const __grid_constant__ KernelArgs args) {
     using R = Ring<Fp8>;
+    constexpr int kTiles = (Halves + 1) / 2;
     extern __shared__ __align__(128) uint8_t shared_raw[];
-    __shared__ float2 marks[kWarps * Tiles * 16];
-    __shared__ uint4 queries[Tiles * 8 * kWarp];
+    __shared__ float2 marks[kWarps * kTiles * 16];
+    __shared__ uint4 queries[kTiles * 8 * kWarp];
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const uint32_t ring =
@@ -442,14 +472,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<Fp8, Tiles>)
         const int index = w / args.decode.shape.kv_heads;
         const int kv_head = w % args.decode.shape.kv_heads;
         const Unit unit = args.plan.units[index];
-        load_queries<Fp8, Tiles>(args, unit.sequence, kv_head, queries);
-        __syncthreads();
-        State states[Tiles];
-        run_unit<Fp8, Tiles>(args, unit, kv_head, ring, queries, states);
+        State states[kTiles];
+        run_unit<Fp8, Halves>(args, unit, kv_head, ring, queries, states);
         __syncthreads();  // all rings are free
-        publish<Tiles>(states, warp, lane, sums, marks);
+        publish<kTiles>(states, warp, lane, sums, marks);
         __syncthreads();
-        merge_warps<Tiles>(args, unit, index, kv_head, sums, marks);
+        merge_warps<kTiles>(args, unit, index, kv_head, sums, marks);
         __syncthreads();
     }
 }
@@ -496,14 +524,25 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
         make_uint2(pack_bf16(out[0] * factor, out[1] * factor), pack_bf16(out[2] * factor, out[3] * factor));
 }
 
-template <bool Fp8, int Tiles>
-void launch_decode(cudaStream_t stream, const KernelArgs& args) {
-    constexpr int kBytes = std::max(Ring<Fp8>::kBytes, kWarps * Tiles * 16 * kHeadDim * 4);
-    cuda_check(
-        cudaFuncSetAttribute(decode_kernel<Fp8, Tiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    decode_kernel<Fp8, Tiles><<<static_cast<unsigned>(args.decode.sm_count * kBlocksPerSm<Fp8, Tiles>),
-                                kThreads, kBytes, stream>>>(args);
+template <bool Fp8, int Halves>
+void launch_halves(cudaStream_t stream, const KernelArgs& args) {
+    constexpr int kBytes = std::max(Ring<Fp8>::kBytes, kWarps * (Halves + 1) / 2 * 16 * kHeadDim * 4);
+    cuda_check(cudaFuncSetAttribute(decode_kernel<Fp8, Halves>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    kBytes));
+    decode_kernel<Fp8, Halves><<<static_cast<unsigned>(args.decode.sm_count * kBlocksPerSm<Fp8, Halves>),
+                                 kThreads, kBytes, stream>>>(args);
     cuda_check_launch();
+}
+
+template <bool Fp8>
+void launch_decode(cudaStream_t stream, const KernelArgs& args) {
+    if (args.rows <= 8) {
+        launch_halves<Fp8, 1>(stream, args);
+    } else if (args.rows <= 16) {
+        launch_halves<Fp8, 2>(stream, args);
+    } else {
+        launch_halves<Fp8, 4>(stream, args);
+    }
 }
 
 }  // namespace
@@ -545,12 +584,10 @@ void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args) {
         .group = group,
         .rows = rows};
     if (args.kv.dtype == DType::kFloat8E4M3) {
-        rows <= 16 ? cuda::launch_decode<true, 1>(stream, kernel_args)
-                   : cuda::launch_decode<true, 2>(stream, kernel_args);
+        cuda::launch_decode<true>(stream, kernel_args);
     } else {
         check(args.kv.dtype == DType::kBFloat16, "attention decode: KV in bfloat16 or e4m3");
-        rows <= 16 ? cuda::launch_decode<false, 1>(stream, kernel_args)
-                   : cuda::launch_decode<false, 2>(stream, kernel_args);
+        cuda::launch_decode<false>(stream, kernel_args);
     }
     const dim3 grid(static_cast<unsigned>((args.shape.q_heads + cuda::kWarps - 1) / cuda::kWarps),
                     static_cast<unsigned>(args.plan.batch * args.plan.q_len));

@@ -146,63 +146,115 @@ __device__ __forceinline__ uint4 widen(uint32_t low, uint32_t high) {
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Brings a page of K or V, from the thread's share of its 16-byte pieces. Slots that no query of the tile
-// sees become zeros.
-template <bool Fp8>
-__device__ __forceinline__ void load_block(const std::byte* from, uint32_t to, int thread, int first,
-                                           int end) {
-    if constexpr (Fp8) {
-        uint4 raw[4];
+// The page's slots that some query of the tile sees: [first, end).
+struct Visible {
+    int32_t first = 0;
+    int32_t end = 0;
+};
+
+// bfloat16: copies a page of K or V; slots outside become zeros.
+__device__ __forceinline__ void copy_block(const std::byte* from, uint32_t to, int thread,
+                                           const Visible& visible) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int slot = i * 16 + thread / 8;
-            raw[i] = make_uint4(0, 0, 0, 0);
-            if (slot >= first && slot < end) {
-                raw[i] = *reinterpret_cast<const uint4*>(from + slot * kHeadDim + thread % 8 * 16);
-            }
-        }
+    for (int i = 0; i < 8; ++i) {
+        const int slot = i * 8 + thread / 16;
+        const int piece = thread % 16;
+        copy_async_16(to + block_place(slot, piece), from + slot * kHeadDim * 2 + piece * 16,
+                      slot >= visible.first && slot < visible.end ? 16 : 0);
+    }
+}
+
+// fp8: the thread's 16 bytes of slot i * 16 + thread / 8.
+__device__ __forceinline__ uint4 read_piece(const std::byte* from, int i, int thread,
+                                            const Visible& visible) {
+    const int slot = i * 16 + thread / 8;
+    if (slot < visible.first || slot >= visible.end) {
+        return make_uint4(0, 0, 0, 0);
+    }
+    return *reinterpret_cast<const uint4*>(from + slot * kHeadDim + thread % 8 * 16);
+}
+__device__ __forceinline__ void write_piece(uint4 raw, uint32_t to, int i, int thread) {
+    const int slot = i * 16 + thread / 8;
+    store_shared_16(to + block_place(slot, thread % 8 * 2), widen(raw.x, raw.y));
+    store_shared_16(to + block_place(slot, thread % 8 * 2 + 1), widen(raw.z, raw.w));
+}
+
+// Where the producer is: page i of the tile.
+struct Cursor {
+    const PagedKvCuda& kv;
+    const int32_t* pages;
+    int64_t head_bytes;
+    const Tile& tile;
+    int32_t first_slot;
+    __device__ __forceinline__ const std::byte* from(int page) const {
+        return kv.pool + page * kv.page_stride + head_bytes;
+    }
+    __device__ __forceinline__ Visible visible(int i) const {
+        return {first_slot - i * kPageSlots, tile.slots - i * kPageSlots};
+    }
+    __device__ __forceinline__ int page(int i) const { return i < tile.pages ? pages[i] : 0; }
+};
+
+__device__ __forceinline__ uint32_t stage_address(uint32_t base, int i) {
+    return base + static_cast<uint32_t>(kConsumers * kQueryBytes + i % kStages * kStageBytes);
+}
+
+__device__ __forceinline__ void produce_bf16(const Cursor& cursor, uint32_t base, int thread) {
+    int page = cursor.page(0);
+    for (int i = 0; i < cursor.tile.pages; ++i) {
+        const std::byte* from = cursor.from(page);
+        page = cursor.page(i + 1);
+        barrier_wait(empty_barrier(base, i % kStages), (i / kStages & 1) ^ 1);
+        copy_block(from + cursor.kv.k_offset, stage_address(base, i), thread, cursor.visible(i));
+        copy_block(from + cursor.kv.v_offset, stage_address(base, i) + 2 * kBlockBytes, thread,
+                   cursor.visible(i));
+        barrier_arrive_copies(full_barrier(base, i % kStages));
+    }
+    copy_async_commit();
+    copy_async_wait<0>();  // the block must not end while copies are under way into its memory
+}
+
+// The reads of the next page are under way while this one is widened.
+__device__ __forceinline__ void produce_fp8(const Cursor& cursor, uint32_t base, int thread) {
+    uint4 raw[8];  // four pieces of K, four of V
+    const std::byte* from = cursor.from(cursor.page(0));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int slot = i * 16 + thread / 8;
-            store_shared_16(to + block_place(slot, thread % 8 * 2), widen(raw[i].x, raw[i].y));
-            store_shared_16(to + block_place(slot, thread % 8 * 2 + 1), widen(raw[i].z, raw[i].w));
-        }
-    } else {
+    for (int j = 0; j < 8; ++j) {
+        raw[j] = read_piece(from + (j < 4 ? cursor.kv.k_offset : cursor.kv.v_offset), j % 4, thread,
+                            cursor.visible(0));
+    }
+    int page = cursor.page(1);
+    for (int i = 0; i < cursor.tile.pages; ++i) {
+        from = cursor.from(page);
+        page = cursor.page(i + 2);
+        // Past the last page nothing is visible, and nothing is read.
+        const Visible next = i + 1 < cursor.tile.pages ? cursor.visible(i + 1) : Visible{};
+        barrier_wait(empty_barrier(base, i % kStages), (i / kStages & 1) ^ 1);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int slot = i * 8 + thread / 16;
-            const int piece = thread % 16;
-            copy_async_16(to + block_place(slot, piece), from + slot * kHeadDim * 2 + piece * 16,
-                          slot >= first && slot < end ? 16 : 0);
+        for (int j = 0; j < 8; ++j) {
+            write_piece(raw[j], stage_address(base, i) + j / 4 * 2 * kBlockBytes, j % 4, thread);
+            raw[j] =
+                read_piece(from + (j < 4 ? cursor.kv.k_offset : cursor.kv.v_offset), j % 4, thread, next);
         }
+        fence_proxy_async();
+        barrier_arrive(full_barrier(base, i % kStages));
     }
 }
 
 template <bool Fp8>
 __device__ __forceinline__ void produce(const KernelArgs& args, const Tile& tile, uint32_t base, int thread) {
     const PagedKvCuda& kv = args.prefill.kv;
-    const int32_t* pages = kv.page_tables + static_cast<int64_t>(tile.sequence) * kv.pages_max;
-    const int64_t head = static_cast<int64_t>(tile.kv_head) * kPageSlots * kHeadDim * (Fp8 ? 1 : 2);
-    int page = pages[0];
-    for (int i = 0; i < tile.pages; ++i) {
-        const int stage = i % kStages;
-        const std::byte* from = kv.pool + page * kv.page_stride + head;
-        page = i + 1 < tile.pages ? pages[i + 1] : 0;
-        const uint32_t to = base + kConsumers * kQueryBytes + stage * kStageBytes;
-        const int first = args.prefill.first_slot - i * kPageSlots;
-        const int end = tile.slots - i * kPageSlots;
-        barrier_wait(empty_barrier(base, stage), (i / kStages & 1) ^ 1);
-        load_block<Fp8>(from + kv.k_offset, to, thread, first, end);
-        load_block<Fp8>(from + kv.v_offset, to + 2 * kBlockBytes, thread, first, end);
-        if constexpr (Fp8) {
-            fence_proxy_async();
-            barrier_arrive(full_barrier(base, stage));
-        } else {
-            barrier_arrive_copies(full_barrier(base, stage));
-        }
+    const Cursor cursor{
+        .kv = kv,
+        .pages = kv.page_tables + static_cast<int64_t>(tile.sequence) * kv.pages_max,
+        .head_bytes = static_cast<int64_t>(tile.kv_head) * kPageSlots * kHeadDim * (Fp8 ? 1 : 2),
+        .tile = tile,
+        .first_slot = args.prefill.first_slot};
+    if constexpr (Fp8) {
+        produce_fp8(cursor, base, thread);
+    } else {
+        produce_bf16(cursor, base, thread);
     }
-    copy_async_commit();
-    copy_async_wait<0>();  // the block must not end while copies are under way into its memory
 }
 
 // A consumer's 64 rows of q to shared memory; rows past the last query become zeros.
@@ -379,7 +431,7 @@ __global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_const
     const Tile tile = make_tile(args);
     const int warpgroup = static_cast<int>(threadIdx.x) / 128;
     if (warpgroup == kConsumers) {
-        registers_give<56>();
+        registers_give<80>();
         produce<Fp8>(args, tile, base, static_cast<int>(threadIdx.x) % 128);
     } else {
         registers_take<144>();

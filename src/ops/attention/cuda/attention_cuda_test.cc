@@ -1,0 +1,286 @@
+#include "ops/attention/cuda/attention_cuda.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <gtest/gtest.h>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "device/cuda/stream.h"
+#include "ops/common/cuda/device_testing.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kHeadDim = 128;
+constexpr int64_t kSlots = 64;
+
+struct Sequence {
+    int32_t position;  // < 0: an empty row
+    int32_t q_len;
+};
+
+struct Shape {
+    AttentionCudaShape heads;
+    bool fp8;
+    int32_t first_slot;
+    std::vector<Sequence> sequences;
+};
+
+// Pages in a shuffled pool of two layers, the second of which is used; every slot that no query may see is
+// NaN.
+class Case {
+  public:
+    explicit Case(const Shape& shape)
+        : shape_(shape), random_(static_cast<uint32_t>(shape.sequences.size() + 5)) {
+        element_ = shape.fp8 ? 1 : 2;
+        head_bytes_ = kSlots * kHeadDim * element_;
+        layer_bytes_ = 2 * shape.heads.kv_heads * head_bytes_;
+        page_stride_ = 2 * layer_bytes_ + 320;
+        int32_t pages = 0;
+        for (const Sequence& s : shape.sequences) {
+            const int32_t slots = s.position < 0 ? 0 : shape.first_slot + s.position + s.q_len;
+            slots_.push_back(slots);
+            pages_max_ = std::max(pages_max_, (slots + 63) / 64);
+            pages += (slots + 63) / 64;
+        }
+        std::vector<int32_t> ids(static_cast<size_t>(pages));
+        std::iota(ids.begin(), ids.end(), 0);
+        std::shuffle(ids.begin(), ids.end(), random_);
+        pool_.assign(static_cast<size_t>(pages * page_stride_), 0xFF);
+        size_t next = 0;
+        for (size_t b = 0; b < slots_.size(); ++b) {
+            std::vector<int32_t> table(static_cast<size_t>(pages_max_), -1);
+            for (int32_t page = 0; page < (slots_[b] + 63) / 64; ++page) {
+                table[static_cast<size_t>(page)] = ids[next++];
+            }
+            tables_.insert(tables_.end(), table.begin(), table.end());
+            const int64_t count = slots_[b] * shape.heads.kv_heads * kHeadDim;
+            keys_.push_back(random_values(random_, count, 1, shape.fp8));
+            values_.push_back(random_values(random_, count, 1, shape.fp8));
+            fill(b);
+            first_rows_.push_back(rows_);
+            rows_ += shape.sequences[b].q_len;
+        }
+        first_rows_.push_back(rows_);
+        q_ = random_values(random_, rows_ * width(), 1.5f, false);
+    }
+
+    std::vector<double> reference() const {
+        std::vector<double> want;
+        const int64_t group = shape_.heads.q_heads / shape_.heads.kv_heads;
+        for (size_t b = 0; b < slots_.size(); ++b) {
+            for (int32_t i = 0; i < shape_.sequences[b].q_len; ++i) {
+                for (int64_t head = 0; head < shape_.heads.q_heads; ++head) {
+                    const std::vector<double> row = attend(b, i, head, head / group);
+                    want.insert(want.end(), row.begin(), row.end());
+                }
+            }
+        }
+        return want;
+    }
+
+    PagedKvCuda place(DeviceArena& arena) const {
+        return {.pool = reinterpret_cast<const std::byte*>(arena.upload(pool_)),
+                .page_stride = page_stride_,
+                .k_offset = layer_bytes_,
+                .v_offset = layer_bytes_ + shape_.heads.kv_heads * head_bytes_,
+                .dtype = shape_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16,
+                .k_scale = k_scale(),
+                .v_scale = v_scale(),
+                .page_tables = arena.upload(tables_),
+                .pages_max = pages_max_};
+    }
+
+    // only >= 0: every other sequence is an empty row.
+    std::vector<float> decode(int32_t slots_max, int only = -1) const {
+        DeviceArena arena;
+        Stream stream;
+        const auto batch = static_cast<int32_t>(slots_.size());
+        const int32_t q_len = shape_.sequences[0].q_len;
+        std::vector<int32_t> places = positions();
+        for (int32_t b = 0; b < batch; ++b) {
+            places[static_cast<size_t>(b)] = only < 0 || b == only ? places[static_cast<size_t>(b)] : -1;
+        }
+        const int64_t bytes = decode_cuda_workspace_bytes(shape_.heads, batch, q_len, slots_max);
+        uint16_t* out = arena.poisoned<uint16_t>(rows_ * width());
+        const DecodePlanCudaArgs plan{.positions = arena.upload(places),
+                                      .batch = batch,
+                                      .q_len = q_len,
+                                      .first_slot = shape_.first_slot,
+                                      .slots_max = slots_max,
+                                      .workspace = arena.poisoned<std::byte>(bytes)};
+        decode_plan_cuda(stream.get(), plan);
+        attention_decode_cuda(stream.get(), {.shape = shape_.heads,
+                                             .plan = plan,
+                                             .kv = place(arena),
+                                             .q = arena.upload(q_.bf16),
+                                             .q_stride = width(),
+                                             .out = out,
+                                             .out_stride = width(),
+                                             .scale = scale(),
+                                             .sm_count = 132});
+        stream.synchronize();
+        return widen_bf16(DeviceArena::download(out, rows_ * width()));
+    }
+
+    std::vector<float> prefill() const {
+        DeviceArena arena;
+        Stream stream;
+        const auto sequences = static_cast<int32_t>(slots_.size());
+        uint16_t* out = arena.poisoned<uint16_t>(rows_ * width());
+        const PrefillPlanCudaArgs plan{.first_rows = arena.upload(first_rows_),
+                                       .sequences = sequences,
+                                       .rows_max = rows_ + 3,
+                                       .shape = shape_.heads,
+                                       .workspace = arena.poisoned<std::byte>(
+                                           prefill_cuda_workspace_bytes(shape_.heads, sequences, rows_ + 3))};
+        prefill_plan_cuda(stream.get(), plan);
+        attention_prefill_cuda(stream.get(), {.plan = plan,
+                                              .kv = place(arena),
+                                              .positions = arena.upload(positions()),
+                                              .first_slot = shape_.first_slot,
+                                              .q = arena.upload(q_.bf16),
+                                              .q_stride = width(),
+                                              .out = out,
+                                              .out_stride = width(),
+                                              .scale = scale()});
+        stream.synchronize();
+        return widen_bf16(DeviceArena::download(out, rows_ * width()));
+    }
+
+  private:
+    int64_t width() const { return shape_.heads.q_heads * kHeadDim; }
+    static float scale() { return 1 / std::sqrt(static_cast<float>(kHeadDim)); }
+    float k_scale() const { return shape_.fp8 ? 0.7f : 1.0f; }
+    float v_scale() const { return shape_.fp8 ? 1.3f : 1.0f; }
+    std::vector<int32_t> positions() const {
+        std::vector<int32_t> out;
+        for (const Sequence& s : shape_.sequences) {
+            out.push_back(s.position);
+        }
+        return out;
+    }
+    size_t index(int64_t slot, int64_t kv_head, int64_t d) const {
+        return static_cast<size_t>((slot * shape_.heads.kv_heads + kv_head) * kHeadDim + d);
+    }
+
+    void fill(size_t b) {
+        for (int64_t slot = shape_.first_slot; slot < slots_[b]; ++slot) {
+            const int64_t page =
+                tables_[b * static_cast<size_t>(pages_max_) + static_cast<size_t>(slot / 64)];
+            for (int64_t head = 0; head < shape_.heads.kv_heads; ++head) {
+                for (int64_t d = 0; d < kHeadDim; ++d) {
+                    const int64_t at = page * page_stride_ + layer_bytes_ + head * head_bytes_ +
+                                       (slot % 64 * kHeadDim + d) * element_;
+                    put(at, keys_[b], index(slot, head, d));
+                    put(at + shape_.heads.kv_heads * head_bytes_, values_[b], index(slot, head, d));
+                }
+            }
+        }
+    }
+    void put(int64_t at, const TestValues& from, size_t i) {
+        if (shape_.fp8) {
+            pool_[static_cast<size_t>(at)] = from.fp8[i];
+        } else {
+            pool_[static_cast<size_t>(at)] = static_cast<uint8_t>(from.bf16[i] & 0xFF);
+            pool_[static_cast<size_t>(at + 1)] = static_cast<uint8_t>(from.bf16[i] >> 8);
+        }
+    }
+
+    std::vector<double> attend(size_t b, int32_t query, int64_t head, int64_t kv_head) const {
+        std::vector<double> out(kHeadDim);
+        if (shape_.sequences[b].position < 0) {
+            return out;
+        }
+        const float* q = q_.values.data() + (first_rows_[b] + query) * width() + head * kHeadDim;
+        const int32_t last = shape_.first_slot + shape_.sequences[b].position + query;
+        std::vector<double> scores;
+        double max = -std::numeric_limits<double>::infinity();
+        for (int32_t slot = shape_.first_slot; slot <= last; ++slot) {
+            double score = 0;
+            for (int64_t d = 0; d < kHeadDim; ++d) {
+                score += static_cast<double>(q[d]) * keys_[b].values[index(slot, kv_head, d)];
+            }
+            scores.push_back(score * scale() * k_scale());
+            max = std::max(max, scores.back());
+        }
+        double sum = 0;
+        for (size_t i = 0; i < scores.size(); ++i) {
+            const double p = std::exp(scores[i] - max);
+            sum += p;
+            for (int64_t d = 0; d < kHeadDim; ++d) {
+                out[static_cast<size_t>(d)] +=
+                    p * values_[b].values[index(shape_.first_slot + static_cast<int64_t>(i), kv_head, d)];
+            }
+        }
+        for (double& value : out) {
+            value *= v_scale() / sum;
+        }
+        return out;
+    }
+
+    Shape shape_;
+    std::mt19937 random_;
+    int64_t element_ = 0, head_bytes_ = 0, layer_bytes_ = 0, page_stride_ = 0;
+    int32_t pages_max_ = 1, rows_ = 0;
+    std::vector<int32_t> slots_, tables_, first_rows_;
+    std::vector<uint8_t> pool_;
+    std::vector<TestValues> keys_, values_;
+    TestValues q_;
+};
+
+TEST(AttentionCuda, decode_agrees_with_loops_in_double) {
+    for (const bool fp8 : {false, true}) {
+        for (const int32_t q_len : {1, 2, 3, 4}) {
+            for (const int32_t first_slot : {0, 1}) {
+                std::vector<Sequence> sequences;
+                for (const int32_t position : {0, 1, 15, -1, 62, 63, 64, 127, 300, 511, 512, 1500}) {
+                    sequences.push_back({position, q_len});
+                }
+                const Case test_case({{16, 2}, fp8, first_slot, sequences});
+                const double error = relative_error(test_case.decode(4096), test_case.reference());
+                std::printf("decode %s q_len %d first_slot %d: relative error %.2e\n", fp8 ? "fp8" : "bf16",
+                            q_len, first_slot, error);
+                EXPECT_LT(error, 5e-3);
+            }
+        }
+    }
+}
+
+TEST(AttentionCuda, prefill_agrees_with_loops_in_double) {
+    for (const bool fp8 : {false, true}) {
+        for (const int32_t first_slot : {0, 1}) {
+            for (const AttentionCudaShape heads : {AttentionCudaShape{16, 2}, AttentionCudaShape{4, 1}}) {
+                const Case test_case({heads,
+                                      fp8,
+                                      first_slot,
+                                      {{0, 1}, {0, 63}, {0, 65}, {129, 127}, {64, 24}, {700, 25}, {63, 2}}});
+                const double error = relative_error(test_case.prefill(), test_case.reference());
+                std::printf("prefill %s heads %d/%d first_slot %d: relative error %.2e\n",
+                            fp8 ? "fp8" : "bf16", heads.q_heads, heads.kv_heads, first_slot, error);
+                EXPECT_LT(error, 5e-3);
+            }
+        }
+    }
+}
+
+TEST(AttentionCuda, a_sequence_decodes_to_the_same_bits_in_any_batch) {
+    for (const bool fp8 : {false, true}) {
+        const Case test_case({{16, 2}, fp8, 0, {{70, 1}, {1500, 1}, {900, 1}}});
+        const std::vector<float> all = test_case.decode(4096);
+        const size_t width = all.size() / 3;
+        for (int b = 0; b < 3; ++b) {
+            const std::vector<float> alone = test_case.decode(4096, b);
+            for (size_t i = 0; i < all.size(); ++i) {
+                ASSERT_EQ(alone[i], i / width == static_cast<size_t>(b) ? all[i] : 0.0f) << i;
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tessera
