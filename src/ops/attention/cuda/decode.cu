@@ -450,9 +450,7 @@ __device__ __forceinline__ void run_unit(const KernelArgs& args, const Unit& uni
 
 // Blocks that one multiprocessor holds, by registers and shared memory.
 template <bool Fp8, int Halves>
-constexpr int kBlocksPerSm = Fp8 && Halves == 1   ? 4
-                             : Fp8 && Halves == 2 ? 3
-                                                  : 2;
+constexpr int kBlocksPerSm = Fp8 && Halves <= 2 ? 3 : 2;
 
 template <bool Fp8, int Halves>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm<Fp8, Halves>)

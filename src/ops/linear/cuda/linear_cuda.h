@@ -25,8 +25,8 @@ struct QuantizeCudaArgs {
 // Reads 2 and writes 1 byte an element: count * 3 / 4.27 TB/s.
 void quantize_cuda(cudaStream_t stream, const QuantizeCudaArgs& args);
 
-// A weight [outputs, inputs], or a range of the columns of y with a weight of its own. q, k and v (gate and
-// up) of an fp8 checkpoint have one scale each: one call for each range, at its offset in y.
+// q, k and v (gate and up) of an fp8 checkpoint have one weight scale each: as one weight they need
+// column_scale.
 struct LinearCudaArgs {
     const void* x = nullptr;       // [rows, inputs], dtype as the weight's
     const void* weight = nullptr;  // [outputs, inputs] row-major
@@ -39,13 +39,16 @@ struct LinearCudaArgs {
     DType y_dtype = DType::kBFloat16;  // or kFloat32
     bool accumulate = false;           // y += (added in float32, then rounded once)
     float scale = 1;                   // y = (x W^T) * scale: fp8, input scale * weight scale
+    // fp8 only; both or neither. In device memory, float32: y[r, c] gets row_scale[r] * column_scale[c] too.
+    const float* column_scale = nullptr;  // [outputs]
+    const float* row_scale = nullptr;     // [rows]
 };
 
 // The library handle, its workspace and the plans (algorithms) chosen so far. A plan depends on the shape
-// with the rows rounded up to a class (powers of two up to 256, then multiples of 256 up to 2048, then powers
-// of two), never on the data. Choosing one takes some 50 us of the host the first time; prepare() does it
-// ahead of a graph capture. One stream and one thread at a time. Throughput: max(bytes / 4.27 TB/s,
-// operations / 0.8 (bf16) or 1.5 (fp8) PFLOP/s) is the floor.
+// with the rows rounded up to a class (64 at least in fp8; powers of two up to 256, then multiples of 256 up
+// to 2048, then powers of two), never on the data. Choosing one takes some 50 us of the host the first time;
+// prepare() does it ahead of a graph capture. One stream and one thread at a time. Throughput: max(bytes
+// / 4.27 TB/s, operations / 0.8 (bf16) or 1.5 (fp8) PFLOP/s) is the floor.
 class LinearCuda {
   public:
     // 64 MiB is enough for Hopper. `deterministic`: only algorithms that do not split K.
@@ -60,7 +63,7 @@ class LinearCuda {
     struct Release {
         void operator()(cublasLtContext* handle) const;
     };
-    using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, DType, DType, bool>;
+    using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, DType, DType, bool, bool>;
 
     const cublasLtMatmulAlgo_t& find_plan(const LinearCudaArgs& args);
 

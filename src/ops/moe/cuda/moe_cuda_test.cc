@@ -1,0 +1,238 @@
+#include "ops/moe/cuda/moe_cuda.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <gtest/gtest.h>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cuda/graph.h"
+#include "device/cuda/stream.h"
+#include "ops/common/cuda/device_testing.h"
+
+namespace tessera {
+namespace {
+
+struct Shape {
+    int64_t tokens, hidden, experts, k, width, shared_width;
+    bool fp8;
+    bool same_input_scale = true;
+    bool padding = false;  // every third token has no experts
+    bool hot = false;      // every token chooses expert 0
+};
+
+std::string name_of(const Shape& s) {
+    return "T" + std::to_string(s.tokens) + " H" + std::to_string(s.hidden) + " E" +
+           std::to_string(s.experts) + " k" + std::to_string(s.k) + " F" + std::to_string(s.width) + "+" +
+           std::to_string(s.shared_width) + (s.fp8 ? " fp8" : " bf16");
+}
+
+// One layer's data on the host and on the device.
+class Case {
+  public:
+    explicit Case(const Shape& shape)
+        : shape_(shape), random_(static_cast<uint32_t>(shape.tokens * 7 + shape.hidden)) {
+        const float deviation = 1.0f / std::sqrt(static_cast<float>(shape.hidden));
+        x_ = random_values(random_, shape.tokens * shape.hidden, 1, false);
+        y_ = random_values(random_, shape.tokens * shape.hidden, 1, false);
+        const float stored = shape.fp8 ? 1.0f : deviation;
+        gate_up_ = random_values(random_, shape.experts * 2 * shape.width * shape.hidden, stored, shape.fp8);
+        down_ = random_values(random_, shape.experts * shape.hidden * shape.width, stored, shape.fp8);
+        shared_gate_up_ = random_values(random_, 2 * shape.shared_width * shape.hidden, stored, shape.fp8);
+        shared_down_ = random_values(random_, shape.hidden * shape.shared_width, stored, shape.fp8);
+        std::uniform_real_distribution<float> spread(0.5f, 1.5f);
+        for (int64_t i = 0; i < 2 * shape.experts + 2; ++i) {
+            gate_up_scale_.push_back(shape.fp8 ? deviation * spread(random_) : 1);
+        }
+        for (int64_t i = 0; i < shape.experts + 1; ++i) {
+            down_scale_.push_back(shape.fp8 ? deviation * spread(random_) : 1);
+            down_input_scale_.push_back(shape.fp8 ? 0.02f * spread(random_) : 1);
+        }
+        choose();
+    }
+
+    // y after the layer, in double, with the roundings that the operator states.
+    std::vector<double> reference() const {
+        std::vector<double> want;
+        for (int64_t t = 0; t < shape_.tokens; ++t) {
+            std::vector<double> routed(static_cast<size_t>(shape_.hidden));
+            for (int64_t i = 0; i < shape_.k; ++i) {
+                const int32_t e = chosen_[static_cast<size_t>(t * shape_.k + i)];
+                if (e >= 0) {
+                    const std::vector<double> out = expert(t, e);
+                    for (int64_t h = 0; h < shape_.hidden; ++h) {
+                        routed[static_cast<size_t>(h)] +=
+                            static_cast<double>(weights_[static_cast<size_t>(t * shape_.k + i)]) *
+                            out[static_cast<size_t>(h)];
+                    }
+                }
+            }
+            if (shape_.shared_width > 0) {
+                const std::vector<double> out = expert(t, static_cast<int32_t>(shape_.experts));
+                for (int64_t h = 0; h < shape_.hidden; ++h) {
+                    routed[static_cast<size_t>(h)] += out[static_cast<size_t>(h)];
+                }
+            }
+            for (int64_t h = 0; h < shape_.hidden; ++h) {
+                want.push_back(y_.values[static_cast<size_t>(t * shape_.hidden + h)] +
+                               routed[static_cast<size_t>(h)]);
+            }
+        }
+        return want;
+    }
+
+    // `tokens` < the case's: the first ones alone.
+    std::vector<float> run(int64_t tokens, bool graph) {
+        DeviceArena arena;
+        Stream stream;
+        const auto place = [&](const TestValues& v) -> const void* {
+            return shape_.fp8 ? static_cast<const void*>(arena.upload(v.fp8)) : arena.upload(v.bf16);
+        };
+        const auto routed = static_cast<size_t>(shape_.experts);
+        const float* gate_up_scale = arena.upload(gate_up_scale_);
+        const float* down_scale = arena.upload(down_scale_);
+        const float* down_input_scale = arena.upload(down_input_scale_);
+        const MoeCudaWeights weights =
+            moe_cuda_bind({.dtype = shape_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16,
+                           .hidden = shape_.hidden,
+                           .experts = shape_.experts,
+                           .width = shape_.width,
+                           .shared_width = shape_.shared_width,
+                           .gate_up = place(gate_up_),
+                           .down = place(down_),
+                           .shared_gate_up = place(shared_gate_up_),
+                           .shared_down = place(shared_down_),
+                           .gate_up_scale = gate_up_scale,
+                           .down_scale = down_scale,
+                           .down_input_scale = down_input_scale,
+                           .shared_gate_up_scale = gate_up_scale + 2 * routed,
+                           .shared_down_scale = down_scale + routed,
+                           .shared_down_input_scale = down_input_scale + routed,
+                           .input_scale = input_scale(0),
+                           .shared_input_scale = input_scale(shape_.experts)});
+        uint16_t* y = arena.upload(y_.bf16);
+        const MoeCudaArgs args{.weights = &weights,
+                               .x = arena.upload(x_.bf16),
+                               .tokens = tokens,
+                               .k = shape_.k,
+                               .chosen = arena.upload(chosen_),
+                               .expert_weights = arena.upload(weights_),
+                               .y = y,
+                               .workspace = arena.poisoned<std::byte>(
+                                   moe_cuda_workspace_bytes(weights.tensors, shape_.tokens, shape_.k)),
+                               .sm_count = 132};
+        if (graph) {
+            Graph::capture(stream.get(), [&] { moe_cuda(stream.get(), args); }).launch(stream.get());
+        } else {
+            moe_cuda(stream.get(), args);
+        }
+        stream.synchronize();
+        return widen_bf16(DeviceArena::download(y, tokens * shape_.hidden));
+    }
+
+  private:
+    float input_scale(int64_t e) const {
+        return !shape_.fp8 ? 1.0f : e < shape_.experts || shape_.same_input_scale ? 0.011f : 0.017f;
+    }
+
+    void choose() {
+        std::uniform_real_distribution<float> uniform(0, 1);
+        for (int64_t t = 0; t < shape_.tokens; ++t) {
+            std::vector<int32_t> ids(static_cast<size_t>(shape_.experts));
+            std::iota(ids.begin(), ids.end(), 0);
+            std::shuffle(ids.begin() + (shape_.hot ? 1 : 0), ids.end(), random_);
+            ids.resize(static_cast<size_t>(shape_.k));
+            std::sort(ids.begin(), ids.end());
+            for (const int32_t id : ids) {
+                chosen_.push_back(shape_.padding && t % 3 == 2 ? -1 : id);
+                weights_.push_back(uniform(random_));
+            }
+        }
+    }
+
+    // Expert e (= experts: the shared one) of token t, rounded where the operator rounds.
+    std::vector<double> expert(int64_t t, int32_t e) const {
+        const bool shared = e == shape_.experts;
+        const int64_t width = shared ? shape_.shared_width : shape_.width;
+        const float* gate_up = (shared ? shared_gate_up_.values.data() : gate_up_.values.data()) +
+                               (shared ? 0 : e * 2 * width * shape_.hidden);
+        const float* down = (shared ? shared_down_.values.data() : down_.values.data()) +
+                            (shared ? 0 : e * width * shape_.hidden);
+        std::vector<double> x(static_cast<size_t>(shape_.hidden));
+        for (int64_t h = 0; h < shape_.hidden; ++h) {
+            const float value = x_.values[static_cast<size_t>(t * shape_.hidden + h)];
+            x[static_cast<size_t>(h)] =
+                shape_.fp8 ? static_cast<double>(round_to_e4m3(value / input_scale(e))) * input_scale(e)
+                           : value;
+        }
+        const auto index = static_cast<size_t>(e);
+        std::vector<double> act;
+        for (int64_t f = 0; f < width; ++f) {
+            double gate = 0;
+            double up = 0;
+            for (int64_t h = 0; h < shape_.hidden; ++h) {
+                gate += x[static_cast<size_t>(h)] * gate_up[f * shape_.hidden + h];
+                up += x[static_cast<size_t>(h)] * gate_up[(width + f) * shape_.hidden + h];
+            }
+            gate *= gate_up_scale_[2 * index];
+            up *= gate_up_scale_[2 * index + 1];
+            const float value = to_bf16(gate / (1 + std::exp(-gate)) * up);
+            const float scale = down_input_scale_[index];
+            act.push_back(shape_.fp8 ? static_cast<double>(round_to_e4m3(value / scale)) * scale : value);
+        }
+        std::vector<double> out;
+        for (int64_t h = 0; h < shape_.hidden; ++h) {
+            double sum = 0;
+            for (int64_t f = 0; f < width; ++f) {
+                sum += act[static_cast<size_t>(f)] * down[h * width + f];
+            }
+            out.push_back(sum * down_scale_[index]);
+        }
+        return out;
+    }
+
+    Shape shape_;
+    std::mt19937 random_;
+    TestValues x_, y_, gate_up_, down_, shared_gate_up_, shared_down_;
+    std::vector<float> gate_up_scale_, down_scale_, down_input_scale_, weights_;
+    std::vector<int32_t> chosen_;
+};
+
+TEST(MoeCuda, agrees_with_loops_in_double) {
+    for (const bool fp8 : {false, true}) {
+        const std::vector<Shape> shapes = {{1, 256, 16, 4, 128, 128, fp8},
+                                           {7, 256, 16, 4, 128, 128, fp8, false, true},
+                                           {63, 144, 8, 2, 80, 48, fp8},  // tails along every dimension
+                                           {65, 256, 4, 2, 192, 192, fp8, false},  // tile of 64
+                                           {129, 272, 2, 1, 144, 0, fp8, true, false, true},
+                                           {200, 256, 3, 2, 128, 256, fp8, true, true},  // tile of 128
+                                           {33, 512, 0, 0, 0, 336, fp8},                 // dense
+                                           {300, 256, 16, 4, 128, 128, fp8, true, false, true}};
+        for (const Shape& shape : shapes) {
+            Case test_case(shape);
+            const std::vector<double> want = test_case.reference();
+            const double error = relative_error(test_case.run(shape.tokens, false), want);
+            std::printf("moe %s: relative error %.2e\n", name_of(shape).c_str(), error);
+            EXPECT_LT(error, fp8 ? 6e-3 : 4e-3) << name_of(shape);
+        }
+    }
+}
+
+TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
+    for (const bool fp8 : {false, true}) {
+        const Shape shape{400, 256, 4, 2, 128, 128, fp8};
+        Case test_case(shape);
+        const std::vector<float> all = test_case.run(shape.tokens, false);
+        for (const int64_t tokens : {1, 20, 50}) {
+            const std::vector<float> some = test_case.run(tokens, true);
+            EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
+                << tokens << (fp8 ? " fp8" : " bf16");
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tessera
