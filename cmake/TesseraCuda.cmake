@@ -33,11 +33,14 @@ function(tessera_cuda_sources SOURCES TESTS)
   set(${TESTS} ${tests} PARENT_SCOPE)
 endfunction()
 
-# Links the runtime where the layer has CUDA sources, and makes cuda_NAME_test. That program needs a device, so ctest
-# does not know it.
+# Links the runtime where the layer has CUDA sources, and cuBLASLt, which the dense operators use; makes cuda_NAME_test.
+# That program needs a device, so ctest does not know it.
 function(tessera_cuda_layer NAME SOURCES TESTS)
   if(SOURCES MATCHES "/cuda/|\\.cu(;|$)")
     target_link_libraries(tessera_${NAME} PUBLIC CUDA::cudart_static)
+  endif()
+  if(NAME STREQUAL ops)
+    target_link_libraries(tessera_ops PUBLIC CUDA::cublasLt)
   endif()
   if(TESSERA_TESTS AND TESTS)
     add_executable(cuda_${NAME}_test ${TESTS})

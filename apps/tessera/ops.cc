@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "cli.h"
+#include "device_ops.h"
 #include "model_setup.h"
 #include "ops/harness.h"
 #include "ops/harness_simd.h"
@@ -39,7 +40,10 @@ std::vector<SimdVariant> chosen_variants(const Arguments& arguments, bool all) {
     for (const SimdVariant& variant : simd_variants()) {
         const bool wanted =
             arguments.variant.empty() ? (all || chosen.empty()) : arguments.variant == variant.name;
-        if (variant.supported && wanted) {
+        // The reference against itself tells nothing: only by name.
+        const bool itself =
+            all && arguments.variant.empty() && variant.name == "reference" && !chosen.empty();
+        if (variant.supported && wanted && !itself) {
             chosen.push_back(variant);
         }
     }
@@ -168,8 +172,8 @@ int bench_operators(const Arguments& arguments, OpContext& context) {
 
 void add_common(CLI::App& command, Arguments& arguments) {
     command.add_option("NAME", arguments.name, "one operator; all when left out");
-    command.add_option("--device", arguments.device, "cpu")
-        ->check(CLI::IsMember({"cpu"}))
+    command.add_option("--device", arguments.device, "where they run")
+        ->check(CLI::IsMember(op_devices()))
         ->capture_default_str();
     command.add_option("--variant", arguments.variant, "avx512, avx2 or reference")
         ->check(CLI::IsMember({"avx512", "avx2", "reference"}));
@@ -192,6 +196,18 @@ std::optional<Status> check_choice(const Arguments& arguments) {
             "this processor lacks what --variant {} requires; see `tessera ops list`", arguments.variant));
     }
     return std::nullopt;
+}
+
+int run_on_cuda(const Arguments& arguments, bool test) {
+    if (!test) {
+        const Status done = bench_cuda_ops(arguments.name, arguments.json);
+        return done.ok() ? 0 : fail(done);
+    }
+    const Result<int> failed = test_cuda_ops(arguments.name);
+    if (!failed.ok()) {
+        return fail(failed.status());
+    }
+    return *failed == 0 ? 0 : 1;
 }
 
 }  // namespace
@@ -222,6 +238,9 @@ int run_ops(int argc, char** argv) {
     }
     if (list->parsed()) {
         return list_operators();
+    }
+    if (arguments.device == "cuda") {
+        return run_on_cuda(arguments, test->parsed());
     }
     if (const std::optional<Status> wrong = check_choice(arguments)) {
         fail(*wrong);

@@ -5,7 +5,7 @@ import re
 from source import CPP, Problem
 
 GLOBBED = re.compile(  # what CMake finds by itself
-    r"^src/\w+/.*\.(cc|cu)$|^apps/tessera/\w+\.cc$|^tests/(golden|sim|regress)/\w+\.cc$"
+    r"^src/\w+/.*\.(cc|cu)$|^apps/tessera/(\w+/)?\w+\.cc$|^tests/(golden|sim|regress)/\w+\.cc$"
     r"|^tests/fuzz/\w+_fuzz\.cc$|^tests/e2e/test_\w+\.py$"
 )
 CHECKED = (*CPP, ".py", ".md", ".js", ".css", ".html", ".sh", ".cmake")

@@ -59,6 +59,8 @@ class DeviceArray {
             cuda_check(cudaMemcpy(memory_.data() + set * stride_, host.data(), host.size_bytes(),
                                   cudaMemcpyHostToDevice));
         }
+        cuda_check(
+            cudaDeviceSynchronize());  // the operators' stream does not wait for copies from pageable memory
     }
     T* at(int set) const { return reinterpret_cast<T*>(memory_.data() + set * stride_); }
     // Set 0. Waits for the device.
@@ -72,9 +74,13 @@ class DeviceArray {
     void upload(std::span<const T> host) {
         check(static_cast<int64_t>(host.size()) == count_, "DeviceArray: another size");
         cuda_check(cudaMemcpy(memory_.data(), host.data(), host.size_bytes(), cudaMemcpyHostToDevice));
+        cuda_check(cudaDeviceSynchronize());
     }
     // All bytes 0xFF: a NaN in every float format, -1 as an integer.
-    void poison() { cuda_check(cudaMemset(memory_.data(), 0xFF, static_cast<size_t>(stride_ * sets_))); }
+    void poison() {
+        cuda_check(cudaMemset(memory_.data(), 0xFF, static_cast<size_t>(stride_ * sets_)));
+        cuda_check(cudaDeviceSynchronize());
+    }
 
   private:
     int64_t count_ = 0;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <ostream>
 
 #include "device/cuda/device_props.h"
 #include "device/cuda/graph.h"
@@ -7,6 +8,12 @@
 #include "ops/cuda/cuda_registry.h"
 
 namespace tessera {
+
+// How GoogleTest names a parameter.
+void PrintTo(const CudaOpEntry& entry, std::ostream* out) {
+    *out << entry.name;
+}
+
 namespace {
 
 constexpr int64_t kBudget = int64_t{16} << 30;

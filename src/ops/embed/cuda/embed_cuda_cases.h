@@ -83,8 +83,8 @@ inline std::vector<CudaOpCase> embed_cuda_cases() {
         add(rows, 256, 4096, false);
         add(rows, 4096, 300, false);
     }
-    add(64, 4096, 120832, true);
-    add(8192, 4096, 120832, true);
+    add(64, 4096, 30000, true);
+    add(8192, 4096, 30000, true);
     return cases;
 }
 

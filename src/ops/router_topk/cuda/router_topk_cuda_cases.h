@@ -132,15 +132,22 @@ inline std::vector<CudaOpCase> router_logits_cuda_cases() {
     return cases;
 }
 
+struct RouterTopkCudaSpec {
+    int64_t tokens = 1;
+    int64_t experts = 1;
+    int64_t k = 1;
+    bool bias = true;
+};
+
 // Over the data of the CPU backend's cases, and with the same bits.
 class RouterTopkCudaCase {
   public:
-    RouterTopkCudaCase(MemoryBudget& budget, int sets, int64_t tokens, int64_t experts, int64_t k, bool bias)
-        : host_(tokens, experts, k, bias),
+    RouterTopkCudaCase(MemoryBudget& budget, int sets, const RouterTopkCudaSpec& spec)
+        : host_(spec.tokens, spec.experts, spec.k, spec.bias),
           logits_(budget, host_.logits, sets),
           bias_(budget, host_.bias, 1),
-          chosen_(budget, std::vector<int32_t>(static_cast<size_t>(tokens * k)), sets),
-          weights_(budget, std::vector<float>(static_cast<size_t>(tokens * k)), sets) {}
+          chosen_(budget, std::vector<int32_t>(static_cast<size_t>(spec.tokens * spec.k)), sets),
+          weights_(budget, std::vector<float>(static_cast<size_t>(spec.tokens * spec.k)), sets) {}
 
     void launch(cudaStream_t stream, int set) {
         router_topk_cuda(stream, {.logits = logits_.at(set),
@@ -182,7 +189,8 @@ inline std::vector<CudaOpCase> router_topk_cuda_cases() {
                 {fmt::format("tokens={} experts={} k={}{}", tokens, experts, k, bias ? " bias" : ""),
                  "float32", bench && bias,
                  [=](MemoryBudget& budget, int sets) {
-                     auto data = std::make_shared<RouterTopkCudaCase>(budget, sets, tokens, experts, k, bias);
+                     auto data = std::make_shared<RouterTopkCudaCase>(
+                         budget, sets, RouterTopkCudaSpec{tokens, experts, k, bias});
                      return CudaCaseRun{sets, [data](cudaStream_t s, int set) { data->launch(s, set); },
                                         [data](cudaStream_t s) { return data->check(s); }, bytes,
                                         tokens * experts * 20};

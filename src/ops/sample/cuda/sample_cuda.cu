@@ -54,6 +54,20 @@ __device__ inline void report_logprobs(const SamplePart& part, int32_t top, floa
     }
 }
 
+__device__ __forceinline__ DrawRow draw_row(const SampleCudaArgs& args, SampleScratch scratch, int64_t row,
+                                            uint64_t best) {
+    const SampleSlot& slot = args.slots.slot[args.row_slots[row]];
+    uint32_t* edited = scratch.edited + row * args.vocab;
+    return {slot,
+            has_edits(args, slot) ? reinterpret_cast<const float*>(edited)
+                                  : args.logits + row * args.logits_stride,
+            scaled_logit(ranked_value(best), slot.temperature),
+            args.vocab,
+            edited,
+            scratch.ids + row * args.vocab,
+            scratch.weights + row * args.vocab};
+}
+
 // Takes the token into the slot's state.
 __device__ inline void append_output(const SampleCudaArgs& args, SampleSlot& slot, int32_t slot_id,
                                      int32_t token) {
@@ -96,7 +110,8 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
         if (ranked_value(best) == minus_infinity()) {
             error = SampleError::kNoToken;
         } else {
-            token = is_greedy(slot) ? ranked_index(best) : draw_token(args, slot, row, best, scratch, shared);
+            token =
+                is_greedy(slot) ? ranked_index(best) : draw_token(draw_row(args, scratch, row, best), shared);
         }
     }
     __syncthreads();  // all have read the slot

@@ -49,32 +49,42 @@ __device__ __forceinline__ void for_each(const DrawPiece& piece, F f) {
     }
 }
 
-// Weighs the row and keeps what has a weight. `x` may be the memory of the keys: a warp writes no further
-// than it has read.
-__device__ inline DrawPiece weigh_piece(const SampleCudaArgs& args, const SampleSlot& slot, int64_t row,
-                                        const float* x, float max, SampleScratch scratch) {
+// The row that is drawn from.
+struct DrawRow {
+    const SampleSlot& slot;
+    const float* x;  // [vocab] after the edits; may be the memory of `keys`
+    float max;       // the largest scaled logit
+    int64_t vocab;
+    uint32_t* keys;  // [vocab] each: the workspace
+    int32_t* ids;
+    uint32_t* weights;
+};
+
+// Weighs this warp's piece and keeps what has a weight; it writes no further than it has read.
+__device__ inline DrawPiece weigh_piece(const DrawRow& row) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int64_t warp = threadIdx.x / kWarp;
-    const int64_t size = (args.vocab + kWarp - 1) / kWarp;
-    const int64_t begin = min(warp * size, args.vocab);
-    const int64_t end = min(begin + size, args.vocab);
-    uint32_t* keys = scratch.edited + row * args.vocab + begin;
-    int32_t* ids = scratch.ids + row * args.vocab + begin;
-    uint32_t* weights = scratch.weights + row * args.vocab + begin;
+    const int64_t size = (row.vocab + kWarp - 1) / kWarp;
+    const int64_t begin = min(warp * size, row.vocab);
+    const int64_t end = min(begin + size, row.vocab);
+    uint32_t* keys = row.keys + begin;
+    int32_t* ids = row.ids + begin;
+    uint32_t* weights = row.weights + begin;
     int32_t count = 0;
     for (int64_t i0 = begin; i0 < end; i0 += kWarp * kDrawBatch) {
         float value[kDrawBatch];
 #pragma unroll
         for (int j = 0; j < kDrawBatch; ++j) {
             const int64_t i = i0 + kWarp * j + lane;
-            value[j] = i < end ? x[i] : minus_infinity();
+            value[j] = i < end ? row.x[i] : minus_infinity();
         }
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < kDrawBatch; ++j) {
-            const float scaled = scaled_logit(value[j], slot.temperature);
+            const float scaled = scaled_logit(value[j], row.slot.temperature);
             // exp(-22) rounds to no weight.
-            const uint32_t weight = scaled - max > -22.0f ? token_weight(scaled, max, slot.min_p) : 0;
+            const uint32_t weight =
+                scaled - row.max > -22.0f ? token_weight(scaled, row.max, row.slot.min_p) : 0;
             const uint32_t votes = __ballot_sync(kFullWarp, weight != 0);
             if (weight != 0) {
                 const int32_t place = count + __popc(votes & ((1u << lane) - 1));
@@ -259,22 +269,17 @@ __device__ inline int32_t draw_by_cut(const SampleSlot& slot, const DrawPiece& p
     return shared.token;
 }
 
-// Draws a token. `best` is the best token after the edits. All threads of the block take part and get the
-// token.
-__device__ inline int32_t draw_token(const SampleCudaArgs& args, const SampleSlot& slot, int64_t row,
-                                     uint64_t best, SampleScratch scratch, DrawShared& shared) {
-    const float* x = has_edits(args, slot) ? reinterpret_cast<const float*>(scratch.edited) + row * args.vocab
-                                           : args.logits + row * args.logits_stride;
-    const float max = scaled_logit(ranked_value(best), slot.temperature);
-    const DrawPiece piece = weigh_piece(args, slot, row, x, max, scratch);
+// Draws a token. All threads of the block take part and get it.
+__device__ inline int32_t draw_token(const DrawRow& row, DrawShared& shared) {
+    const DrawPiece piece = weigh_piece(row);
     DrawCut cut;
-    if (slot.top_k > 0) {
-        cut = cut_top_k(slot, piece, shared);
+    if (row.slot.top_k > 0) {
+        cut = cut_top_k(row.slot, piece, shared);
     }
-    if (slot.top_p < 1) {
-        cut = cut_top_p(slot, piece, cut, shared);
+    if (row.slot.top_p < 1) {
+        cut = cut_top_p(row.slot, piece, cut, shared);
     }
-    return draw_by_cut(slot, piece, cut, shared);
+    return draw_by_cut(row.slot, piece, cut, shared);
 }
 
 }  // namespace tessera::cuda
