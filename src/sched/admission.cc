@@ -38,6 +38,7 @@ void Scheduler::Impl::enter_slot(Draft& draft, Sequence& sequence, CacheMatch ma
                                  const std::vector<PageId>& fresh) {
     if (!sequence.admitted_before) {
         sequence.admitted_before = true;
+        sequence.scheduled = draft.now;
         sequence.cached_tokens = match.tokens;
         cache.count_lookup(sequence.prompt_tokens, match.tokens);
         counters.prompt_tokens += sequence.prompt_tokens;

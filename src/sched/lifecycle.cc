@@ -12,6 +12,7 @@ TokenEvent Scheduler::Impl::event_of(const Sequence& sequence, TimeNs now) const
     event.id = sequence.request.id;
     event.prompt_tokens = sequence.prompt_tokens;
     event.cached_tokens = sequence.cached_tokens;
+    event.scheduled = sequence.scheduled;
     event.time = now;
     return event;
 }

@@ -21,6 +21,7 @@ std::optional<StepPlan> Scheduler::Impl::next(TimeNs now) {
           "scheduler: too many plans in flight");
     expire(now);
     Draft draft(config);
+    draft.now = now;
     plan_decodes(draft, decode_allowance());
     plan_prefills(draft);
     admit(draft);

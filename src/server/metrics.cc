@@ -71,6 +71,12 @@ struct ServerMetrics::Impl {
                         kTokenGapBuckets)),
           e2e(histogram("vllm:e2e_request_latency_seconds", "From the request's arrival to its end.",
                         kLatencyBuckets)),
+          queue(histogram("vllm:request_queue_time_seconds", "From the request's arrival to its first slot.",
+                          kLatencyBuckets)),
+          prefill(histogram("vllm:request_prefill_time_seconds", "From the first slot to the first token.",
+                            kLatencyBuckets)),
+          inference(histogram("vllm:request_inference_time_seconds", "From the first slot to the last token.",
+                              kLatencyBuckets)),
           decode(histogram("vllm:request_decode_time_seconds", "From the first token to the last.",
                            kLatencyBuckets)),
           prompt_size(tokens("vllm:request_prompt_tokens", "Prompt tokens of a request.")),
@@ -113,7 +119,8 @@ struct ServerMetrics::Impl {
     const MetricsConfig config;
     const std::map<std::string, std::string> labels;
     prometheus::Registry registry;
-    prometheus::Histogram &ttft, &inter_token, &inter_token_old_name, &time_per_output_token, &e2e, &decode;
+    prometheus::Histogram &ttft, &inter_token, &inter_token_old_name, &time_per_output_token, &e2e;
+    prometheus::Histogram &queue, &prefill, &inference, &decode;
     prometheus::Histogram &prompt_size, &generated_size, &longest_choice, &params_max_tokens, &computed_size,
         &params_n;
     prometheus::Counter &prompt_tokens, &generation_tokens, &cached_tokens;
@@ -147,6 +154,7 @@ RequestMeter& RequestMeter::operator=(RequestMeter&& other) noexcept {
         }
         metrics_ = std::exchange(other.metrics_, nullptr);
         received_ = other.received_;
+        scheduled_ = other.scheduled_;
         first_token_ = other.first_token_;
         last_token_ = other.last_token_;
         max_tokens_ = other.max_tokens_;
@@ -172,6 +180,9 @@ void RequestMeter::on_event(const TokenEvent& event, int32_t counted_tokens) {
         first_token_ = now;
         prompt_tokens_ = event.prompt_tokens;
         cached_tokens_ = event.cached_tokens;
+        scheduled_ = event.scheduled != 0 ? event.scheduled : received_;
+        m.queue.Observe(seconds(scheduled_ - received_));
+        m.prefill.Observe(seconds(now - scheduled_));
         m.ttft.Observe(seconds(now - received_));
         m.prompt_tokens.Increment(prompt_tokens_);
         m.cached_tokens.Increment(cached_tokens_);
@@ -210,6 +221,7 @@ void RequestMeter::finish(FinishReason reason, TimeNs now) {
     m.prompt_size.Observe(prompt_tokens_);
     m.computed_size.Observe(prompt_tokens_ - cached_tokens_);
     m.decode.Observe(seconds(std::max(last_token_, first_token_) - first_token_));
+    m.inference.Observe(seconds(std::max(last_token_, first_token_) - scheduled_));
     if (generated_tokens_ > 1) {
         m.time_per_output_token.Observe(seconds(last_token_ - first_token_) / (generated_tokens_ - 1));
     }

@@ -46,7 +46,7 @@ class RequestMeter {
     void finish(FinishReason reason, TimeNs now);
 
     ServerMetrics* metrics_ = nullptr;  // null: nothing to report (any more)
-    TimeNs received_ = 0, first_token_ = 0, last_token_ = 0;
+    TimeNs received_ = 0, scheduled_ = 0, first_token_ = 0, last_token_ = 0;
     int32_t max_tokens_ = 0, prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0;
 };
 

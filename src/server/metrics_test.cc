@@ -37,6 +37,7 @@ TokenEvent event(TimeNs time, int tokens, FinishReason finish = FinishReason::kN
     made.finish = finish;
     made.prompt_tokens = 100;
     made.cached_tokens = 64;
+    made.scheduled = 1010 * kMs;
     return made;
 }
 
@@ -72,6 +73,9 @@ TEST_F(Metrics, CountersAreExact) {
     EXPECT_NEAR(series(metrics_, "vllm:request_time_per_output_token_seconds_sum"), 0.03, 1e-9);
     EXPECT_NEAR(series(metrics_, "vllm:e2e_request_latency_seconds_sum"), 0.18, 1e-9);
     EXPECT_NEAR(series(metrics_, "vllm:request_decode_time_seconds_sum"), 0.09, 1e-9);
+    EXPECT_NEAR(series(metrics_, "vllm:request_queue_time_seconds_sum"), 0.03, 1e-9);
+    EXPECT_NEAR(series(metrics_, "vllm:request_prefill_time_seconds_sum"), 0.06, 1e-9);
+    EXPECT_NEAR(series(metrics_, "vllm:request_inference_time_seconds_sum"), 0.15, 1e-9);
     EXPECT_EQ(series(metrics_, "vllm:request_prompt_tokens_sum"), 300);
     EXPECT_EQ(series(metrics_, "vllm:request_generation_tokens_sum"), 12);
     EXPECT_EQ(series(metrics_, "vllm:request_prefill_kv_computed_tokens_sum"), 108);

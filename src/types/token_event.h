@@ -57,6 +57,7 @@ struct TokenEvent {
     std::string error;        // when finish is kError
     int32_t prompt_tokens = 0;
     int32_t cached_tokens = 0;  // prompt tokens taken from the prefix cache
+    TimeNs scheduled = 0;       // when it first got a slot; 0 = never
     TimeNs time = 0;            // when the step that made it was collected
 };
 

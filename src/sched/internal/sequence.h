@@ -34,6 +34,7 @@ struct Sequence {
     Phase phase = Phase::kWaiting;
 
     bool admitted_before = false;
+    TimeNs scheduled = 0;         // when it first got a slot
     int32_t cached_tokens = 0;    // of the prompt, at the first admission
     int32_t counted_outputs = 0;  // outputs already in SchedulerStats::generated_tokens
 

@@ -43,6 +43,7 @@ struct Draft {
     explicit Draft(const SchedulerConfig& config) : budget(config) {}
 
     StepPlan plan;
+    TimeNs now = 0;
     StepBudget budget;
     std::vector<PrefillChunk> chunks;
     std::vector<RowInFlight> rows;
