@@ -8,6 +8,16 @@
 
 namespace tessera {
 
+namespace {
+
+// Asked before any target is forced: afterwards Highway reports the forced one alone.
+int64_t processor_targets() {
+    static const int64_t targets = hwy::SupportedTargets();
+    return targets;
+}
+
+}  // namespace
+
 std::vector<SimdVariant> simd_variants() {
     std::vector<SimdVariant> variants = {
         {"avx512", "avx512f, avx512bw, avx512cd, avx512dq, avx512vl", HWY_AVX3, false},
@@ -15,12 +25,13 @@ std::vector<SimdVariant> simd_variants() {
         {"reference", "", HWY_SCALAR, true},
     };
     for (SimdVariant& variant : variants) {
-        variant.supported = variant.supported || (hwy::SupportedTargets() & variant.target) != 0;
+        variant.supported = variant.supported || (processor_targets() & variant.target) != 0;
     }
     return variants;
 }
 
 void force_simd(int64_t target) {
+    processor_targets();
     hwy::SetSupportedTargetsForTest(target);
 }
 

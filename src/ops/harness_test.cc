@@ -65,5 +65,16 @@ TEST(SimdTest, TheReferenceIsAlwaysSupportedAndLast) {
     EXPECT_TRUE(variants.back().supported);
 }
 
+TEST(SimdTest, ForcingATargetHidesNone) {
+    const std::vector<SimdVariant> before = simd_variants();
+    force_simd(before.back().target);
+    const std::vector<SimdVariant> after = simd_variants();
+    force_simd(0);
+    ASSERT_EQ(after.size(), before.size());
+    for (size_t i = 0; i < before.size(); ++i) {
+        EXPECT_EQ(after[i].supported, before[i].supported);
+    }
+}
+
 }  // namespace
 }  // namespace tessera

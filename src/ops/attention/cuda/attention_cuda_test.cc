@@ -124,7 +124,7 @@ class Case {
                                              .scale = scale(),
                                              .sm_count = 132});
         stream.synchronize();
-        return widen_bf16(DeviceArena::download(out, rows_ * width()));
+        return bf16_values(DeviceArena::download(out, rows_ * width()));
     }
 
     std::vector<float> prefill() const {
@@ -149,7 +149,7 @@ class Case {
                                               .out_stride = width(),
                                               .scale = scale()});
         stream.synchronize();
-        return widen_bf16(DeviceArena::download(out, rows_ * width()));
+        return bf16_values(DeviceArena::download(out, rows_ * width()));
     }
 
   private:

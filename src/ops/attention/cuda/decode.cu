@@ -125,6 +125,13 @@ struct Ring {
     }
 };
 
+// A unit for one KV head.
+struct Work {
+    Unit unit;
+    int32_t index = 0;  // of the unit
+    int32_t kv_head = 0;
+};
+
 // The slots of one unit.
 struct Range {
     int32_t begin = 0;  // a multiple of 64
@@ -135,8 +142,9 @@ struct Range {
 // Copies the warp's 16 slots from `slot` on; those outside the range become zeros.
 template <bool Fp8>
 __device__ __forceinline__ void load_chunk(const PagedKvCuda& kv, const std::byte* from, int slot,
-                                           const Range& range, uint32_t stage, int lane) {
+                                           const Range& range, uint32_t stage) {
     using R = Ring<Fp8>;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const std::byte* k = from + kv.k_offset + lane * 16;
     const std::byte* v = from + kv.v_offset + lane * 16;
     const bool whole = slot >= range.first_slot && slot + kChunk <= range.end;
@@ -331,8 +339,9 @@ __device__ __forceinline__ void publish(State (&states)[Tiles], int warp, int la
 
 // Merges the warps' states; each thread has one dimension. A sequence of one split gets its result here.
 template <int Tiles>
-__device__ __forceinline__ void merge_warps(const KernelArgs& args, const Unit& unit, int index, int kv_head,
-                                            const float* sums, const float2* marks) {
+__device__ __forceinline__ void merge_warps(const KernelArgs& args, const Work& work, const float* sums,
+                                            const float2* marks) {
+    const Unit& unit = work.unit;
     const int dim = static_cast<int>(threadIdx.x);
     const bool last = args.plan.first_unit[unit.sequence + 1] - args.plan.first_unit[unit.sequence] == 1;
     const float v_scale = args.decode.kv.v_scale;
@@ -354,13 +363,14 @@ __device__ __forceinline__ void merge_warps(const KernelArgs& args, const Unit& 
         }
         if (last) {
             const int64_t token = unit.sequence * args.decode.plan.q_len + row / args.group;
-            const int head = kv_head * args.group + row % args.group;
+            const int head = work.kv_head * args.group + row % args.group;
             static_cast<__nv_bfloat16*>(
                 args.decode.out)[token * args.decode.out_stride + head * kHeadDim + dim] =
                 __float2bfloat16_rn(out * v_scale / sum);
         } else {
             const int64_t at =
-                (static_cast<int64_t>(index) * args.decode.shape.kv_heads + kv_head) * args.rows + row;
+                (static_cast<int64_t>(work.index) * args.decode.shape.kv_heads + work.kv_head) * args.rows +
+                row;
             args.plan.sums[at * kHeadDim + dim] = out;
             if (dim == 0) {
                 args.plan.states[at] = make_float2(max, sum);
@@ -386,9 +396,10 @@ __device__ __forceinline__ void hide(float (&scores)[2][4], const KernelArgs& ar
 
 // One unit, this warp's part. Halves: groups of 8 rows.
 template <bool Fp8, int Halves>
-__device__ __forceinline__ void run_unit(const KernelArgs& args, const Unit& unit, int kv_head, uint32_t ring,
+__device__ __forceinline__ void run_unit(const KernelArgs& args, const Work& work, uint32_t ring,
                                          uint4* queries, State (&states)[(Halves + 1) / 2]) {
     using R = Ring<Fp8>;
+    const Unit& unit = work.unit;
     constexpr int kTiles = (Halves + 1) / 2;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -401,21 +412,21 @@ __device__ __forceinline__ void run_unit(const KernelArgs& args, const Unit& uni
         kv.page_tables + static_cast<int64_t>(unit.sequence) * kv.pages_max + range.begin / kPageSlots;
     const int first = range.begin + warp * kChunk;
     const int count = (range.end - first + kPageSlots - 1) / kPageSlots;  // <= 0: nothing for this warp
-    const std::byte* chunk = kv.pool + (kv_head * kPageSlots + warp * kChunk) * R::kRowBytes;
+    const std::byte* chunk = kv.pool + (work.kv_head * kPageSlots + warp * kChunk) * R::kRowBytes;
     int page = count > 0 ? pages[0] : 0;  // read one iteration ahead of its use
     const auto load = [&](int i, int stage) {
         if (i < count) {
             const std::byte* from = chunk + page * kv.page_stride;
             page = i + 1 < count ? pages[i + 1] : 0;
             load_chunk<Fp8>(kv, from, first + i * kPageSlots, range,
-                            ring + static_cast<uint32_t>(stage * R::kStageBytes), lane);
+                            ring + static_cast<uint32_t>(stage * R::kStageBytes));
         }
         copy_async_commit();
     };
     for (int i = 0; i < R::kStages - 1; ++i) {
         load(i, i);
     }
-    load_queries<Fp8, kTiles>(args, unit.sequence, kv_head, queries);
+    load_queries<Fp8, kTiles>(args, unit.sequence, work.kv_head, queries);
     __syncthreads();
     const float scale = args.decode.scale * kv.k_scale * kLog2E;
     int free_stage = R::kStages - 1;
@@ -465,17 +476,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<Fp8, Halves>)
     const uint32_t ring =
         shared_address(shared_raw) + static_cast<uint32_t>(warp * R::kStages * R::kStageBytes);
     float* sums = reinterpret_cast<float*>(shared_raw);
-    const int work = *args.plan.unit_count * args.decode.shape.kv_heads;
-    for (int w = static_cast<int>(blockIdx.x); w < work; w += static_cast<int>(gridDim.x)) {
-        const int index = w / args.decode.shape.kv_heads;
-        const int kv_head = w % args.decode.shape.kv_heads;
-        const Unit unit = args.plan.units[index];
+    const int end = *args.plan.unit_count * args.decode.shape.kv_heads;
+    for (int w = static_cast<int>(blockIdx.x); w < end; w += static_cast<int>(gridDim.x)) {
+        Work work{.index = w / args.decode.shape.kv_heads, .kv_head = w % args.decode.shape.kv_heads};
+        work.unit = args.plan.units[work.index];
         State states[kTiles];
-        run_unit<Fp8, Halves>(args, unit, kv_head, ring, queries, states);
+        run_unit<Fp8, Halves>(args, work, ring, queries, states);
         __syncthreads();  // all rings are free
         publish<kTiles>(states, warp, lane, sums, marks);
         __syncthreads();
-        merge_warps<kTiles>(args, unit, index, kv_head, sums, marks);
+        merge_warps<kTiles>(args, work, sums, marks);
         __syncthreads();
     }
 }

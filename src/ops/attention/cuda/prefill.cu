@@ -317,17 +317,13 @@ __device__ __forceinline__ void soften(float (&scores)[32], State& state) {
     }
 }
 
-// Scales the scores of page `page` and hides what the rows may not see.
-__device__ __forceinline__ void scale_scores(float (&scores)[32], const KernelArgs& args, const Tile& tile,
-                                             int page, int row, float scale) {
+// Hides what the rows may not see of page `page`.
+__device__ __forceinline__ void hide(float (&scores)[32], const KernelArgs& args, const Tile& tile, int page,
+                                     int row) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int first = page * kPageSlots;
     const int limit_least = args.prefill.first_slot + tile.position + (row >> args.group_shift);
     const bool whole = first >= args.prefill.first_slot && first + kPageSlots - 1 <= limit_least;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-        scores[i] *= scale;
-    }
     if (whole) {
         return;
     }
@@ -387,7 +383,11 @@ __device__ __forceinline__ void consume(const KernelArgs& args, const Tile& tile
         mma_commit();
         mma_wait<0>();
         mma_pin(scores);
-        scale_scores(scores, args, tile, page, row, scale);
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+            scores[i] *= scale;
+        }
+        hide(scores, args, tile, page, row);
         soften(scores, state);
         uint32_t probabilities[4][4];
 #pragma unroll
