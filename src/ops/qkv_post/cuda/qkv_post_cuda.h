@@ -21,11 +21,11 @@ struct QkvPostCudaArgs {
     int64_t tokens = 0;
     int64_t q_heads = 0;
     int64_t kv_heads = 0;
-    int64_t head_dim = 0;              // 128 or 256
+    int64_t head_dim = 0;              // 64, 128 or 256
     const __nv_bfloat16* q = nullptr;  // [tokens, q_heads * head_dim]: raw projections
     const __nv_bfloat16* k = nullptr;  // [tokens, kv_heads * head_dim]
     const __nv_bfloat16* v = nullptr;  // [tokens, kv_heads * head_dim]
-    int64_t q_stride = 0;              // elements between the rows of two tokens, even
+    int64_t q_stride = 0;              // elements between the rows of two tokens, a multiple of 4
     int64_t kv_stride = 0;             // of k and of v
     __nv_bfloat16* q_out = nullptr;    // [tokens, q_heads * head_dim]; may be q
     int64_t q_out_stride = 0;

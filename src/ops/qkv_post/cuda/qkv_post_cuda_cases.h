@@ -199,6 +199,7 @@ inline std::vector<CudaOpCase> qkv_post_cuda_cases() {
     for (const bool fp8 : {false, true}) {
         cases.push_back(qkv_post_cuda_case({1, 16, 2, 128, fp8}, false));
         cases.push_back(qkv_post_cuda_case({9, 3, 1, 256, fp8}, false));
+        cases.push_back(qkv_post_cuda_case({63, 3, 1, 64, fp8}, false));
         cases.push_back(qkv_post_cuda_case({129, 5, 3, 128, fp8, false}, false));
         cases.push_back(qkv_post_cuda_case({65, 8, 1, 128, fp8, true, 1}, false));
         cases.push_back(qkv_post_cuda_case({64, 64, 8, 128, fp8}, true));

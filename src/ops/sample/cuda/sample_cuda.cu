@@ -86,8 +86,8 @@ __device__ inline void append_output(const SampleCudaArgs& args, SampleSlot& slo
 }
 
 // Roofline: a greedy row reads 32 findings of the scan: latency alone. A drawn row is read once more by one
-// block, then its tokens that have a weight about 32 times for each of top_k and top_p, from registers while
-// they are few.
+// block; then its tokens that have a weight are passed over two to eight times, and the bucket of each cut is
+// searched in registers.
 __global__ void __launch_bounds__(kDrawThreads, 1)
     sample_choose_kernel(SampleCudaArgs args, SampleScratch scratch) {
     __shared__ DrawShared shared;

@@ -10,12 +10,22 @@ namespace tessera::cuda {
 inline constexpr int kDrawThreads = 1024;
 inline constexpr int kDrawBatch = 8;  // loads in flight
 inline constexpr int kDrawHeld = 4;   // tokens with a weight that a lane keeps in registers
+// Buckets by distance from the best token; exp(-22) rounds to no weight.
+inline constexpr int kDrawBuckets = kDrawThreads;
+inline constexpr float kDrawRange = 22.0f;
+inline constexpr float kDrawBucketScale = static_cast<float>(kDrawBuckets) / kDrawRange;
 
 struct DrawShared {
     uint64_t reduce[kWarp];
     uint64_t mass[kWarp];  // of each warp's kept tokens
     int32_t ties[kWarp];   // of each warp, at the cut
     int32_t token;
+    uint32_t bucket_count[kDrawBuckets];
+    unsigned long long bucket_mass[kDrawBuckets];
+    int32_t bucket;          // that find_bucket() found
+    uint64_t bucket_before;  // sum over the better ones
+    int32_t member_count[kWarp];
+    uint2 members[kWarp][kWarp * kDrawHeld];  // (key, weight) of each warp's tokens in a bucket
 };
 
 // The tokens of this warp's piece that have a weight, in order of ids.
@@ -82,9 +92,8 @@ __device__ inline DrawPiece weigh_piece(const DrawRow& row) {
 #pragma unroll
         for (int j = 0; j < kDrawBatch; ++j) {
             const float scaled = scaled_logit(value[j], row.slot.temperature);
-            // exp(-22) rounds to no weight.
             const uint32_t weight =
-                scaled - row.max > -22.0f ? token_weight(scaled, row.max, row.slot.min_p) : 0;
+                scaled - row.max > -kDrawRange ? token_weight(scaled, row.max, row.slot.min_p) : 0;
             const uint32_t votes = __ballot_sync(kFullWarp, weight != 0);
             if (weight != 0) {
                 const int32_t place = count + __popc(votes & ((1u << lane) - 1));
@@ -129,51 +138,148 @@ __device__ inline uint64_t sum_over(const DrawPiece& piece, DrawShared& shared, 
     return block_reduce(sum, Sum{}, uint64_t{0}, shared.reduce);
 }
 
+// The inclusive sum over the lanes up to this one.
+__device__ __forceinline__ uint64_t warp_scan(uint64_t value) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+        const uint64_t below = __shfl_up_sync(kFullWarp, value, offset);
+        value += lane >= offset ? below : 0;
+    }
+    return value;
+}
+
+// Monotone: a better token is in no later bucket.
+__device__ __forceinline__ int32_t bucket_of(uint32_t key, float max) {
+    const float distance = __fsub_rn(max, from_ordered_bits(key));
+    return min(static_cast<int32_t>(__fmul_rn(distance, kDrawBucketScale)), kDrawBuckets - 1);
+}
+
+// Fills the buckets' counts and masses.
+__device__ inline void fill_buckets(const DrawPiece& piece, float max, DrawShared& shared) {
+    shared.bucket_count[threadIdx.x] = 0;
+    shared.bucket_mass[threadIdx.x] = 0;
+    __syncthreads();
+    for_each(piece, [&](uint32_t key, uint32_t weight) {
+        const int32_t bucket = bucket_of(key, max);
+        atomicAdd(&shared.bucket_count[bucket], 1u);
+        atomicAdd(&shared.bucket_mass[bucket], static_cast<unsigned long long>(weight));
+    });
+    __syncthreads();
+}
+
+// The first bucket at which enough(sum of `own` over the buckets up to it); thread t gives bucket t's `own`.
+// REQUIRES: enough(0) is false and enough(the whole sum) is true
+template <typename Enough>
+__device__ inline void find_bucket(uint64_t own, DrawShared& shared, Enough enough) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    uint64_t sum = warp_scan(own);
+    if (lane == kWarp - 1) {
+        shared.reduce[warp] = sum;
+    }
+    __syncthreads();
+    sum += warp_reduce(lane < warp ? shared.reduce[lane] : uint64_t{0}, Sum{});
+    if (enough(sum) && !enough(sum - own)) {
+        shared.bucket = static_cast<int32_t>(threadIdx.x);
+        shared.bucket_before = sum - own;
+    }
+    __syncthreads();
+}
+
+// Tokens among which a cut lies, and the sum over the better ones.
+struct DrawPart {
+    DrawPiece piece;
+    uint64_t before = 0;
+};
+
+// The found bucket's tokens, in registers. A warp with too many of them, as equal logits make, leaves the
+// whole row.
+__device__ inline DrawPart bucket_part(const DrawPiece& piece, float max, DrawShared& shared) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    if (lane == 0) {
+        shared.member_count[warp] = 0;
+    }
+    __syncwarp();
+    for_each(piece, [&](uint32_t key, uint32_t weight) {
+        if (bucket_of(key, max) == shared.bucket) {
+            const int32_t place = atomicAdd(&shared.member_count[warp], 1);
+            if (place < kWarp * kDrawHeld) {
+                shared.members[warp][place] = make_uint2(key, weight);
+            }
+        }
+    });
+    __syncwarp();
+    const int32_t count = shared.member_count[warp];
+    if (__syncthreads_or(count > kWarp * kDrawHeld ? 1 : 0) != 0) {
+        return {piece, 0};
+    }
+    DrawPart part{{nullptr, nullptr, nullptr, count, {}, {}}, shared.bucket_before};
+#pragma unroll
+    for (int i = 0; i < kDrawHeld; ++i) {
+        const int32_t at = lane + kWarp * i;
+        const uint2 member = at < count ? shared.members[warp][at] : make_uint2(0, 0);
+        part.piece.held_key[i] = member.x;
+        part.piece.held_weight[i] = member.y;
+    }
+    __syncthreads();
+    return part;
+}
+
 // top_k keeps all that tie with the k-th.
-__device__ inline DrawCut cut_top_k(const SampleSlot& slot, const DrawPiece& piece, DrawShared& shared) {
+__device__ inline DrawCut cut_top_k(const DrawRow& row, const DrawPiece& piece, DrawShared& shared) {
     DrawCut cut;
-    const uint64_t count = sum_over(piece, shared, [](uint32_t, uint32_t) { return uint64_t{1}; });
-    const uint64_t k = static_cast<uint64_t>(slot.top_k);
-    if (slot.top_k > 0 && k < count) {
+    const bool first = threadIdx.x % kWarp == 0;
+    const uint64_t count =
+        block_reduce(static_cast<uint64_t>(first ? piece.count : 0), Sum{}, uint64_t{0}, shared.reduce);
+    const uint64_t k = static_cast<uint64_t>(row.slot.top_k);
+    if (k < count) {
+        find_bucket(shared.bucket_count[threadIdx.x], shared, [&](uint64_t sum) { return sum >= k; });
+        const DrawPart part = bucket_part(piece, row.max, shared);
         cut.key = search_key(
-            piece, shared, [](uint32_t) { return uint64_t{1}; },
-            [&](uint64_t at_least) { return at_least >= k; });
+            part.piece, shared, [](uint32_t) { return uint64_t{1}; },
+            [&](uint64_t sum) { return part.before + sum >= k; });
     }
     return cut;
 }
 
-// top_p keeps the shortest beginning of the order (best first, ties in order of ids) whose share reaches it.
-__device__ inline DrawCut cut_top_p(const SampleSlot& slot, const DrawPiece& piece, DrawCut top_k,
+// top_p keeps the shortest beginning of the order (best first, ties in order of ids) whose share of what
+// top_k left reaches it.
+__device__ inline DrawCut cut_top_p(const DrawRow& row, const DrawPiece& piece, DrawCut top_k,
                                     DrawShared& shared) {
     const uint64_t all = sum_over(piece, shared, [&](uint32_t key, uint32_t weight) {
         return key >= top_k.key ? uint64_t{weight} : uint64_t{0};
     });
-    const double target = __dmul_rn(static_cast<double>(slot.top_p), static_cast<double>(all));
+    const double target = __dmul_rn(static_cast<double>(row.slot.top_p), static_cast<double>(all));
+    const auto reached = [&](uint64_t mass) { return static_cast<double>(mass) >= target; };
+    find_bucket(shared.bucket_mass[threadIdx.x], shared, reached);
+    const DrawPart part = bucket_part(piece, row.max, shared);
     DrawCut cut;
     cut.key = search_key(
-        piece, shared, [](uint32_t weight) { return uint64_t{weight}; },
-        [&](uint64_t mass) { return static_cast<double>(mass) >= target; });
-    const uint64_t before = sum_over(piece, shared, [&](uint32_t key, uint32_t weight) {
-        return key > cut.key ? uint64_t{weight} : uint64_t{0};
-    });
-    const uint64_t tie_mass = sum_over(piece, shared, [&](uint32_t key, uint32_t weight) {
-        return key == cut.key ? uint64_t{weight} : uint64_t{0};
+        part.piece, shared, [](uint32_t weight) { return uint64_t{weight}; },
+        [&](uint64_t mass) { return reached(part.before + mass); });
+    const uint64_t before = part.before + sum_over(part.piece, shared, [&](uint32_t key, uint32_t weight) {
+                                return key > cut.key ? uint64_t{weight} : uint64_t{0};
+                            });
+    const uint64_t ties = sum_over(part.piece, shared, [&](uint32_t key, uint32_t) {
+        return key == cut.key ? uint64_t{1} : uint64_t{0};
     });
     uint64_t tie_weight = 0;  // equal keys have equal weights
-    for_each(piece,
+    for_each(part.piece,
              [&](uint32_t key, uint32_t weight) { tie_weight = key == cut.key ? weight : tie_weight; });
     tie_weight = block_reduce(tie_weight, Max{}, uint64_t{0}, shared.reduce);
-    int32_t low = 1;
-    int32_t high = static_cast<int32_t>(tie_mass / tie_weight);
+    uint64_t low = 1;
+    uint64_t high = ties;
     while (low < high) {
-        const int32_t middle = (low + high) / 2;
-        if (static_cast<double>(before + static_cast<uint64_t>(middle) * tie_weight) >= target) {
+        const uint64_t middle = (low + high) / 2;
+        if (reached(before + middle * tie_weight)) {
             high = middle;
         } else {
             low = middle + 1;
         }
     }
-    cut.ties = low;
+    cut.ties = static_cast<int32_t>(low);
     return cut;
 }
 
@@ -193,17 +299,6 @@ __device__ inline uint64_t draw_point(uint64_t seed, uint64_t position, uint64_t
         k1 += 0xBB67AE85;
     }
     return __umul64hi(uint64_t{c1} << 32 | c0, total);
-}
-
-// The inclusive sum over the lanes up to this one.
-__device__ __forceinline__ uint64_t warp_scan(uint64_t value) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-        const uint64_t below = __shfl_up_sync(kFullWarp, value, offset);
-        value += lane >= offset ? below : 0;
-    }
-    return value;
 }
 
 // The token of the warp's piece that holds `point`, counted from the piece's own begin. `ties` of the piece
@@ -273,11 +368,14 @@ __device__ inline int32_t draw_by_cut(const SampleSlot& slot, const DrawPiece& p
 __device__ inline int32_t draw_token(const DrawRow& row, DrawShared& shared) {
     const DrawPiece piece = weigh_piece(row);
     DrawCut cut;
+    if (row.slot.top_k > 0 || row.slot.top_p < 1) {
+        fill_buckets(piece, row.max, shared);
+    }
     if (row.slot.top_k > 0) {
-        cut = cut_top_k(row.slot, piece, shared);
+        cut = cut_top_k(row, piece, shared);
     }
     if (row.slot.top_p < 1) {
-        cut = cut_top_p(row.slot, piece, cut, shared);
+        cut = cut_top_p(row, piece, cut, shared);
     }
     return draw_by_cut(row.slot, piece, cut, shared);
 }

@@ -53,19 +53,28 @@ __device__ inline void edit_piece(const SampleCudaArgs& args, const SampleSlot& 
     }
 }
 
-// The `count` best raw logits of the piece: each round takes the best below the one before.
+// The best of this thread's raw logits that rank below `limit`; 0 = none.
+__device__ inline uint64_t best_below(const float* logits, ScanRange range, uint64_t limit) {
+    uint64_t best = 0;
+    for (int64_t i = range.begin + threadIdx.x; i < range.end; i += kScanThreads) {
+        const uint64_t rank = ranked(logits[i], static_cast<uint32_t>(i));
+        best = rank < limit && rank > best && logits[i] != minus_infinity() ? rank : best;
+    }
+    return best;
+}
+
+// The `count` best raw logits of the piece. Each round takes the best of all threads; its owner looks for its
+// next.
 __device__ inline void find_top(const float* logits, ScanRange range, int32_t count, uint64_t* shared,
                                 SamplePart& part) {
-    uint64_t last = ~uint64_t{0};
+    uint64_t mine = count > 0 ? best_below(logits, range, ~uint64_t{0}) : 0;
     for (int32_t n = 0; n < kSampleTopMax; ++n) {
-        uint64_t best = 0;
-        for (int64_t i = range.begin + threadIdx.x; n < count && i < range.end; i += kScanThreads) {
-            const uint64_t rank = ranked(logits[i], static_cast<uint32_t>(i));
-            best = rank < last && rank > best && logits[i] != minus_infinity() ? rank : best;
-        }
-        last = n < count ? block_reduce(best, Max{}, uint64_t{0}, shared) : 0;
+        const uint64_t best = n < count ? block_reduce(mine, Max{}, uint64_t{0}, shared) : 0;
         if (threadIdx.x == 0) {
-            part.top[n] = last;
+            part.top[n] = best;
+        }
+        if (best != 0 && mine == best) {
+            mine = best_below(logits, range, best);
         }
     }
 }
