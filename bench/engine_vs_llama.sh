@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 model=${1:-models/demo}
 tessera=${2:-build/release/tessera}
 venv=${PEER_VENV:-build/peers}
-out=build/engine_vs_llama.jsonl
+mkdir -p build
+out=$(mktemp build/engine_vs_llama.XXXXXX)
 if ! "$venv/bin/python" -c 'import llama_cpp' 2>/dev/null; then
     python3 -m venv "$venv"
     CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_CURL=OFF" \
@@ -20,4 +21,5 @@ golden=
 case $model in */demo | demo) golden="--golden tests/golden/data/model.json" ;; esac
 # shellcheck disable=SC2086 # two words on purpose
 "$venv/bin/python" bench/peers/llama_cpp_peer.py "$model" $golden --work build/peers_work >>"$out"
-"$venv/bin/python" bench/peers/side_by_side.py "$out"
+mv "$out" build/engine_vs_llama.jsonl
+"$venv/bin/python" bench/peers/side_by_side.py build/engine_vs_llama.jsonl

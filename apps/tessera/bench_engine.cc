@@ -335,23 +335,24 @@ void print_line(const Measured& m, const Report& report) {
     const auto rate = [&](bool mine) {
         return mine ? json::Value(std::round(m.tokens_per_s * 10) / 10) : json::Value();
     };
-    fmt::print("{}\n", json::dump(json::Value::object({{"device", "cpu"},
-                                                       {"dtype", report.dtype},
-                                                       {"batch", m.batch},
-                                                       {"prompt_tokens", m.prompt_tokens},
-                                                       {"context", m.context},
-                                                       {"prefill_tokens_per_s", rate(prefill)},
-                                                       {"decode_tokens_per_s", rate(!prefill)},
-                                                       {"step_us", std::round(m.step_us * 10) / 10},
-                                                       {"floor_us", std::round(m.floor_us * 10) / 10},
-                                                       {"ready_s", std::round(report.ready_s * 1000) / 1000},
-                                                       {"rss_bytes", resident_bytes()},
-                                                       {"engine", "tessera"},
-                                                       {"threads", report.threads},
-                                                       {"bytes", std::round(m.cost.bytes)},
-                                                       {"fmas", std::round(m.cost.fmas)},
-                                                       {"bytes_per_s", std::round(m.rates.bytes_per_s)},
-                                                       {"fma_per_s", std::round(m.rates.fma_per_s)}})));
+    fmt::print("{}\n",
+               json::dump(json::Value::object({{"device", "cpu"},
+                                               {"dtype", report.dtype},
+                                               {"batch", m.batch},
+                                               {"prompt_tokens", m.prompt_tokens},
+                                               {"context", m.context},
+                                               {"prefill_tokens_per_s", rate(prefill)},
+                                               {"decode_tokens_per_s", rate(!prefill)},
+                                               {"step_us", std::round(m.step_us * 10) / 10},
+                                               {"floor_us", std::round(m.floor_us * 10) / 10},
+                                               {"ready_s", std::round(report.ready_s * 1000) / 1000},
+                                               {"rss_bytes", resident_bytes()},
+                                               {"engine", "tessera"},
+                                               {"threads", report.threads},
+                                               {"bytes", static_cast<int64_t>(m.cost.bytes)},
+                                               {"fmas", static_cast<int64_t>(m.cost.fmas)},
+                                               {"bytes_per_s", static_cast<int64_t>(m.rates.bytes_per_s)},
+                                               {"fma_per_s", static_cast<int64_t>(m.rates.fma_per_s)}})));
     std::fflush(stdout);
 }
 

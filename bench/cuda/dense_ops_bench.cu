@@ -55,7 +55,7 @@ __global__ void fill_random(uint16_t* to, int64_t count, bool fp8) {
     }
 }
 
-void* random_device(DeviceArena& arena, int64_t count, bool fp8) {
+void* device_noise(DeviceArena& arena, int64_t count, bool fp8) {
     auto* to = arena.poisoned<uint16_t>(fp8 ? (count + 1) / 2 : count);
     fill_random<<<2048, 256>>>(to, fp8 ? (count + 1) / 2 : count, fp8);
     cuda_check(cudaDeviceSynchronize());
@@ -92,13 +92,20 @@ double time_calls(int calls, const std::function<void(cudaStream_t, int)>& call)
     return times[times.size() / 2];
 }
 
-void report(const std::string& op, const std::string& shape, bool fp8, double us, double bytes,
-            double operations) {
-    const double floor = std::max(bytes / kBytesPerUs, operations / (fp8 ? 1.5e9 : 0.8e9));
+struct Measured {
+    std::string op, shape;
+    bool fp8 = false;
+    double us = 0;
+    double bytes = 0;       // read and written at least once
+    double operations = 0;  // 2 for a multiply-add
+};
+
+void report(const Measured& m) {
+    const double floor = std::max(m.bytes / kBytesPerUs, m.operations / (m.fp8 ? 1.5e9 : 0.8e9));
     std::printf(
         "{\"op\":\"%s\",\"shape\":\"%s\",\"dtype\":\"%s\",\"us\":%.1f,\"floor_us\":%.1f,\"ratio\":%.2f,"
         "\"peer\":null,\"peer_us\":null}\n",
-        op.c_str(), shape.c_str(), fp8 ? "fp8_e4m3" : "bfloat16", us, floor, us / floor);
+        m.op.c_str(), m.shape.c_str(), m.fp8 ? "fp8_e4m3" : "bfloat16", m.us, floor, m.us / floor);
     std::fflush(stdout);
 }
 
@@ -117,10 +124,10 @@ void bench_linear(const Dense& dense, bool fp8) {
     const int sets = static_cast<int>(std::max<int64_t>(2, 3 * kCacheBytes / bytes + 1));
     std::vector<uint8_t*> weights;
     for (int i = 0; i < sets; ++i) {
-        weights.push_back(static_cast<uint8_t*>(random_device(arena, dense.outputs * dense.inputs, fp8)));
+        weights.push_back(static_cast<uint8_t*>(device_noise(arena, dense.outputs * dense.inputs, fp8)));
     }
     LinearCuda linear(arena.poisoned<std::byte>(LinearCuda::kWorkspaceBytes), LinearCuda::kWorkspaceBytes);
-    const void* x = random_device(arena, 2048 * dense.inputs, fp8);
+    const void* x = device_noise(arena, 2048 * dense.inputs, fp8);
     const float* ones = constant_device(arena, std::max<int64_t>(dense.outputs, 2048), 1.0f);
     const int64_t out_size = dense.float_out ? 4 : 2;
     auto* y = arena.poisoned<uint8_t>(2048 * dense.outputs * out_size);
@@ -143,9 +150,9 @@ void bench_linear(const Dense& dense, bool fp8) {
                 first += range;
             }
         });
-        report("linear", std::string(dense.name) + " M " + std::to_string(rows), fp8, us,
-               static_cast<double>(bytes + rows * (dense.inputs * size + dense.outputs * out_size)),
-               2.0 * static_cast<double>(rows * dense.outputs * dense.inputs));
+        report({"linear", std::string(dense.name) + " M " + std::to_string(rows), fp8, us,
+                static_cast<double>(bytes + rows * (dense.inputs * size + dense.outputs * out_size)),
+                2.0 * static_cast<double>(rows * dense.outputs * dense.inputs)});
     }
 }
 
@@ -159,10 +166,10 @@ void bench_moe(bool fp8) {
                        .experts = kExperts,
                        .width = kWidth,
                        .shared_width = kWidth,
-                       .gate_up = random_device(arena, kExperts * 2 * kWidth * kHidden, fp8),
-                       .down = random_device(arena, kExperts * kWidth * kHidden, fp8),
-                       .shared_gate_up = random_device(arena, 2 * kWidth * kHidden, fp8),
-                       .shared_down = random_device(arena, kWidth * kHidden, fp8),
+                       .gate_up = device_noise(arena, kExperts * 2 * kWidth * kHidden, fp8),
+                       .down = device_noise(arena, kExperts * kWidth * kHidden, fp8),
+                       .shared_gate_up = device_noise(arena, 2 * kWidth * kHidden, fp8),
+                       .shared_down = device_noise(arena, kWidth * kHidden, fp8),
                        .gate_up_scale = constant_device(arena, 2 * kExperts, 0.001f),
                        .down_scale = constant_device(arena, kExperts, 0.001f),
                        .down_input_scale = constant_device(arena, kExperts, 0.01f),
@@ -171,8 +178,8 @@ void bench_moe(bool fp8) {
                        .shared_down_input_scale = constant_device(arena, 1, 0.01f),
                        .input_scale = 0.02f,
                        .shared_input_scale = 0.02f});
-    const void* x = random_device(arena, kTokensMax * kHidden, false);
-    void* y = random_device(arena, kTokensMax * kHidden, false);
+    const void* x = device_noise(arena, kTokensMax * kHidden, false);
+    void* y = device_noise(arena, kTokensMax * kHidden, false);
     const float* expert_weights = constant_device(arena, kTokensMax * kTopK, 0.3f);
     auto* workspace = arena.poisoned<std::byte>(moe_cuda_workspace_bytes(weights.tensors, kTokensMax, kTopK));
     for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 4096}) {
@@ -207,9 +214,9 @@ void bench_moe(bool fp8) {
                               .sm_count = 132});
         });
         const double weight_bytes = (experts_mean + 1) * 3 * kWidth * kHidden * (fp8 ? 1 : 2);
-        report("moe", "192 x 1536 + shared T " + std::to_string(tokens), fp8, us,
-               weight_bytes + 6.0 * static_cast<double>(tokens * kHidden),
-               2.0 * static_cast<double>(tokens * (kTopK + 1) * 3 * kWidth * kHidden));
+        report({"moe", "192 x 1536 + shared T " + std::to_string(tokens), fp8, us,
+                weight_bytes + 6.0 * static_cast<double>(tokens * kHidden),
+                2.0 * static_cast<double>(tokens * (kTopK + 1) * 3 * kWidth * kHidden)});
     }
 }
 
@@ -228,7 +235,7 @@ Pool make_pool(DeviceArena& arena, bool fp8, int32_t sequences, int32_t slots, i
     std::shuffle(tables.begin(), tables.end(), random);
     Pool pool{.layer_bytes = layer};
     pool.kv = {.pool = static_cast<const std::byte*>(
-                   random_device(arena, layer * sets * sequences * pages / (fp8 ? 1 : 2), fp8)),
+                   device_noise(arena, layer * sets * sequences * pages / (fp8 ? 1 : 2), fp8)),
                .page_stride = layer * sets,
                .v_offset = layer / 2,
                .dtype = fp8 ? DType::kFloat8E4M3 : DType::kBFloat16,
@@ -251,7 +258,7 @@ void bench_decode(bool fp8, int32_t batch, int32_t slots, int32_t q_len) {
     const AttentionCudaShape shape{64, 8};
     DeviceArena arena;
     const Pool pool = make_pool(arena, fp8, batch, slots, kSets);
-    const void* q = random_device(arena, int64_t{batch} * q_len * 8192, false);
+    const void* q = device_noise(arena, int64_t{batch} * q_len * 8192, false);
     void* out = arena.poisoned<uint16_t>(int64_t{batch} * q_len * 8192);
     const DecodePlanCudaArgs plan{
         .positions = arena.upload(std::vector<int32_t>(static_cast<size_t>(batch), slots - q_len)),
@@ -273,9 +280,9 @@ void bench_decode(bool fp8, int32_t batch, int32_t slots, int32_t q_len) {
                                        .scale = 0.0883883f,
                                        .sm_count = 132});
     });
-    report("attention_decode",
-           std::to_string(batch) + " x " + std::to_string(slots) + " 64/8 q_len " + std::to_string(q_len),
-           fp8, us, static_cast<double>(batch) * slots * 8 * 2 * 128 * (fp8 ? 1 : 2), 0);
+    report({"attention_decode",
+            std::to_string(batch) + " x " + std::to_string(slots) + " 64/8 q_len " + std::to_string(q_len),
+            fp8, us, static_cast<double>(batch) * slots * 8 * 2 * 128 * (fp8 ? 1 : 2), 0});
 }
 
 void bench_prefill(bool fp8, int32_t queries, int32_t cached) {
@@ -283,7 +290,7 @@ void bench_prefill(bool fp8, int32_t queries, int32_t cached) {
     const AttentionCudaShape shape{64, 8};
     DeviceArena arena;
     const Pool pool = make_pool(arena, fp8, 1, queries + cached, kSets);
-    const void* q = random_device(arena, int64_t{queries} * 8192, false);
+    const void* q = device_noise(arena, int64_t{queries} * 8192, false);
     void* out = arena.poisoned<uint16_t>(int64_t{queries} * 8192);
     const PrefillPlanCudaArgs plan{
         .first_rows = arena.upload(std::vector<int32_t>{0, queries}),
@@ -306,9 +313,9 @@ void bench_prefill(bool fp8, int32_t queries, int32_t cached) {
     });
     const double pairs = static_cast<double>(queries) * (cached + (queries + 1) / 2.0);
     // The products run in bfloat16 whatever the KV cache holds.
-    report(std::string("attention_prefill") + (fp8 ? "_kv_fp8" : ""),
-           std::to_string(queries) + " after " + std::to_string(cached) + " 64/8", false, us, 0,
-           pairs * 64 * 4 * 128);
+    report({std::string("attention_prefill") + (fp8 ? "_kv_fp8" : ""),
+            std::to_string(queries) + " after " + std::to_string(cached) + " 64/8", false, us, 0,
+            pairs * 64 * 4 * 128});
 }
 
 }  // namespace
