@@ -99,7 +99,7 @@ inline double relative_error(std::span<const float> got, std::span<const double>
     return std::sqrt(difference / (norm > 0 ? norm : 1));
 }
 
-inline std::vector<float> widen_bf16(const std::vector<uint16_t>& bits) {
+inline std::vector<float> bf16_values(const std::vector<uint16_t>& bits) {
     std::vector<float> out;
     for (const uint16_t b : bits) {
         out.push_back(bf16_to_f32(b));

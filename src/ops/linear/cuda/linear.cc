@@ -19,13 +19,8 @@ cudaDataType_t blas_type(DType dtype) {
     return dtype == DType::kBFloat16 ? CUDA_R_16BF : dtype == DType::kFloat32 ? CUDA_R_32F : CUDA_R_8F_E4M3;
 }
 
-// Rows rounded up: one plan serves a class of batches. In fp8 what the library proposes for 64 rows is faster
-// for one to 32 rows too than what it proposes for them (O projection 12.2 against 13.8 us, QKV with column
-// scales 18.7 against 23.6 us on an H200).
-int64_t row_class(int64_t rows, DType dtype) {
-    if (dtype == DType::kFloat8E4M3 && rows <= 64) {
-        return 64;
-    }
+// Rows rounded up: one plan serves a class of batches.
+int64_t row_class(int64_t rows) {
     if (rows <= 256 || rows > 2048) {
         return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
     }
@@ -83,7 +78,7 @@ LinearCuda::LinearCuda(std::byte* workspace, int64_t workspace_bytes, bool deter
 }
 
 const cublasLtMatmulAlgo_t& LinearCuda::find_plan(const LinearCudaArgs& args) {
-    const int64_t rows = row_class(args.rows, args.dtype);
+    const int64_t rows = row_class(args.rows);
     const Key key{rows,       args.inputs,  args.outputs,    args.y_stride,
                   args.dtype, args.y_dtype, args.accumulate, args.column_scale != nullptr};
     if (const auto found = plans_.find(key); found != plans_.end()) {

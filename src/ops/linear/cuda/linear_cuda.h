@@ -45,7 +45,7 @@ struct LinearCudaArgs {
 };
 
 // The library handle, its workspace and the plans (algorithms) chosen so far. A plan depends on the shape
-// with the rows rounded up to a class (64 at least in fp8; powers of two up to 256, then multiples of 256 up
+// with the rows rounded up to a class (powers of two up to 256, then multiples of 256 up
 // to 2048, then powers of two), never on the data. Choosing one takes some 50 us of the host the first time;
 // prepare() does it ahead of a graph capture. One stream and one thread at a time. Throughput: max(bytes
 // / 4.27 TB/s, operations / 0.8 (bf16) or 1.5 (fp8) PFLOP/s) is the floor.

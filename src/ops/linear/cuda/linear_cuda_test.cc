@@ -71,7 +71,7 @@ double run_case(const Shape& shape, bool deterministic) {
     const std::vector<float> all =
         shape.float_out
             ? DeviceArena::download(reinterpret_cast<float*>(y), shape.rows * stride)
-            : widen_bf16(DeviceArena::download(reinterpret_cast<uint16_t*>(y), shape.rows * stride));
+            : bf16_values(DeviceArena::download(reinterpret_cast<uint16_t*>(y), shape.rows * stride));
     std::vector<float> got;
     for (int64_t r = 0; r < shape.rows; ++r) {
         got.insert(got.end(), all.begin() + r * stride, all.begin() + r * stride + shape.outputs);

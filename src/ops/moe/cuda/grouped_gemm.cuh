@@ -167,11 +167,19 @@ __device__ __forceinline__ void gemm_produce(const GemmArgs& args, uint32_t shar
     copy_async_wait<0>();
 }
 
-// Writes a consumer's 64 outputs by Tile rows: through shared memory, so that a row's outputs are neighbours.
+// Where a consumer's 64 outputs of an item's rows go.
+struct GemmStore {
+    uint32_t staging = 0;  // shared memory
+    int consumer = 0;
+    int column = 0;          // of out: the first of the 64
+    int columns = 0;         // end of the expert's outputs
+    float output_scale = 1;  // fp8
+};
+
+// Through shared memory, so that a row's outputs are neighbours.
 template <bool ToFp8, int Tile>
-__device__ __forceinline__ void gemm_store(const float (&values)[Tile / 2], uint32_t staging, int consumer,
-                                           const GemmArgs& args, const GemmItem& item, int column,
-                                           int columns, float output_scale) {
+__device__ __forceinline__ void gemm_store(const float (&values)[Tile / 2], const GemmArgs& args,
+                                           const GemmItem& item, const GemmStore& store) {
     const int thread = threadIdx.x % 128;
     const int lane = thread % 32;
 #pragma unroll
@@ -183,22 +191,22 @@ __device__ __forceinline__ void gemm_store(const float (&values)[Tile / 2], uint
         }
         const int row = 16 * j + (lane / 16) * 8 + lane % 8;
         const int piece = (thread / 32) * 2 + (lane / 8) % 2;
-        store_transposed(staging + swizzle_128(row, piece), matrices);
+        store_transposed(store.staging + swizzle_128(row, piece), matrices);
     }
-    group_barrier(1 + consumer, 128);
+    group_barrier(1 + store.consumer, 128);
 #pragma unroll
     for (int i = 0; i < Tile / 16; ++i) {
         const int row = thread / 8 + 16 * i;
         const int piece = thread % 8;
-        const int first = column + piece * 8;
-        if (row < item.rows && first < columns) {
+        const int first = store.column + piece * 8;
+        if (row < item.rows && first < store.columns) {
             uint4 raw;
             asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-                         : "r"(staging + swizzle_128(row, piece)));
+                         : "r"(store.staging + swizzle_128(row, piece)));
             const int64_t at = static_cast<int64_t>(item.row + row) * args.out_stride + first;
             if constexpr (ToFp8) {
-                const auto narrow = [output_scale](uint32_t a, uint32_t b) {
+                const auto narrow = [output_scale = store.output_scale](uint32_t a, uint32_t b) {
                     return pack_e4m3x4(
                         __fdiv_rn(low_bf16(a), output_scale), __fdiv_rn(high_bf16(a), output_scale),
                         __fdiv_rn(low_bf16(b), output_scale), __fdiv_rn(high_bf16(b), output_scale));
@@ -210,7 +218,7 @@ __device__ __forceinline__ void gemm_store(const float (&values)[Tile / 2], uint
             }
         }
     }
-    group_barrier(1 + consumer, 128);
+    group_barrier(1 + store.consumer, 128);
 }
 
 template <bool Fp8, int Tile, bool Swiglu>
@@ -230,8 +238,9 @@ __device__ __forceinline__ void gemm_epilogue(float (&sums)[2][Tile / 2], uint32
             sums[0][i] = silu_f32(sums[0][i] * gate_scale) * (sums[1][i] * up_scale);
         }
         const float output_scale = Fp8 ? side.output_scale[expert] : 1.0f;
-        gemm_store<Fp8, Tile>(sums[0], staging, consumer, args, work.item, work.tile * 128 + consumer * 64,
-                              side.outputs, output_scale);
+        gemm_store<Fp8, Tile>(
+            sums[0], args, work.item,
+            {staging, consumer, work.tile * 128 + consumer * 64, side.outputs, output_scale});
     } else {
         const float scale = Fp8 ? input_scale * side.scale[expert] : 1.0f;
 #pragma unroll
@@ -240,8 +249,9 @@ __device__ __forceinline__ void gemm_epilogue(float (&sums)[2][Tile / 2], uint32
             for (int i = 0; i < Tile / 2; ++i) {
                 sums[half][i] *= scale;
             }
-            gemm_store<false, Tile>(sums[half], staging, consumer, args, work.item,
-                                    work.tile * 256 + half * 128 + consumer * 64, side.outputs, 1.0f);
+            gemm_store<false, Tile>(
+                sums[half], args, work.item,
+                {staging, consumer, work.tile * 256 + half * 128 + consumer * 64, side.outputs, 1.0f});
         }
     }
 }

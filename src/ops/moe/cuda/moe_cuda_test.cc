@@ -130,7 +130,7 @@ class Case {
             moe_cuda(stream.get(), args);
         }
         stream.synchronize();
-        return widen_bf16(DeviceArena::download(y, tokens * shape_.hidden));
+        return bf16_values(DeviceArena::download(y, tokens * shape_.hidden));
     }
 
   private:
