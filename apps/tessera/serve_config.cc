@@ -50,7 +50,7 @@ void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
     app.add_option("MODEL,--model,--model-path", c.engine.model, "model folder in Hugging Face layout")
         ->required();
     app.add_option("--served-model-name", c.served_model_names,
-                   "names that requests may use; default: the folder's");
+                   "names that requests may use; default: the folder's name, and the folder as given");
     app.add_option("--device", c.engine.device, "cpu or cuda")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();
@@ -257,6 +257,9 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
         std::filesystem::path folder = std::filesystem::path(c.engine.model).lexically_normal();
         folder = folder.has_filename() ? folder : folder.parent_path();
         c.served_model_names = {folder.filename().string()};
+        if (c.engine.model != c.served_model_names.front()) {
+            c.served_model_names.push_back(c.engine.model);  // vLLM's default: the path as it was given
+        }
     }
     c.engine.progress = isatty(STDERR_FILENO) != 0;
     append_list(raw.allowed_origins, c.http.allowed_origins);

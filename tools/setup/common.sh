@@ -2,6 +2,8 @@
 # Shared by ./run, ./test, .ci/run and the Makefile (sourced, not run): timed phases and the packages they need.
 
 log_dir="$root/build/log"
+# The presets compile the same files; ccache shares them if the build directory is not part of the key.
+export CCACHE_NOHASHDIR=1
 
 # phase NAME COMMAND...: runs it with its output in build/log/NAME.log and prints how long it took; when it fails, its
 # last lines too. VERBOSE=1 shows all output. Bash ignores `set -e` inside a command whose status is looked at, so the
