@@ -177,10 +177,14 @@ int run_eval(int argc, char** argv) {
         for (const Case& one : *cases) {
             longest = std::max(longest, one.prompt.size() + one.answer.size());
         }
-        Scorer scorer(*bundle->model, arguments.setup.tokens_max, static_cast<int32_t>(longest));
+        Result<Scorer> scorer =
+            Scorer::create(*bundle->model, arguments.setup.tokens_max, static_cast<int32_t>(longest));
+        if (!scorer.ok()) {
+            return fail(scorer.status());
+        }
         Tally tally;
         for (const Case& one : *cases) {
-            run_case(scorer, one, arguments.mtp, tally);
+            run_case(*scorer, one, arguments.mtp, tally);
             if (terminal) {
                 std::fprintf(stderr, "\r%s: %lld of %zu", path.c_str(), static_cast<long long>(tally.cases),
                              cases->size());

@@ -135,13 +135,17 @@ int run_score(int argc, char** argv) {
             fmt::format("{}: a sequence of {} tokens is longer than the model's context of {}",
                         arguments.ids_file, longest, bundle->config.max_position_embeddings)));
     }
-    Scorer scorer(*bundle->model, arguments.setup.tokens_max, static_cast<int32_t>(longest));
+    Result<Scorer> scorer =
+        Scorer::create(*bundle->model, arguments.setup.tokens_max, static_cast<int32_t>(longest));
+    if (!scorer.ok()) {
+        return fail(scorer.status());
+    }
     for (size_t i = 0; i < sequences->size(); ++i) {
         Line line((*sequences)[i], arguments);
-        scorer.run((*sequences)[i], 0, arguments.mtp,
-                   [&](int32_t position, std::span<const float> logits, std::span<const float> mtp) {
-                       line.visit(position, logits, mtp);
-                   });
+        scorer->run((*sequences)[i], 0, arguments.mtp,
+                    [&](int32_t position, std::span<const float> logits, std::span<const float> mtp) {
+                        line.visit(position, logits, mtp);
+                    });
         line.print(i);
     }
     return 0;

@@ -60,6 +60,16 @@ PageFormat make_format(const ModelConfig& config, const ModelOptions& options) {
     return format;
 }
 
+class HostPool final : public PagePool {
+  public:
+    HostPool(int64_t pages, int64_t stride) : memory_(pages * stride), stride_(stride) {}
+    PagePoolView view() const override { return {memory_.data(), stride_}; }
+
+  private:
+    HostBuffer memory_;
+    int64_t stride_ = 0;
+};
+
 class CpuModel final : public Hy3Model {
   public:
     CpuModel(const ModelConfig& config, const ModelOptions& options, PackedModel packed, ThreadPool& pool)
@@ -73,6 +83,10 @@ class CpuModel final : public Hy3Model {
     const ModelConfig& config() const override { return config_; }
     const PageFormat& page_format() const override { return format_; }
     int64_t packed_bytes() const override { return packed_.arena.bytes(); }
+
+    Result<std::unique_ptr<PagePool>> make_pool(int64_t pages) override {
+        return std::unique_ptr<PagePool>(std::make_unique<HostPool>(pages, format_.page_bytes()));
+    }
 
     void forward(const ForwardBatch& batch, const ForwardOutput& output, ForwardTrace* trace) override {
         Step step = begin(static_cast<int64_t>(batch.tokens.size()), batch.pool);

@@ -33,10 +33,18 @@ struct SequenceSpan {
     std::span<const PageId> pages;  // page i holds slots [64 i, 64 i + 64); covers all slots written here
 };
 
-// The pages of a pool: page p begins at data + p * stride_bytes.
+// The pages of a pool, where the model computes (host or device memory): page p begins at data + p *
+// stride_bytes.
 struct PagePoolView {
     std::byte* data = nullptr;
     int64_t stride_bytes = 0;
+};
+
+// Owns the memory of a pool.
+class PagePool {
+  public:
+    virtual ~PagePool() = default;
+    virtual PagePoolView view() const = 0;
 };
 
 struct ForwardBatch {
@@ -80,6 +88,8 @@ class Hy3Model {
     virtual const ModelConfig& config() const = 0;
     virtual const PageFormat& page_format() const = 0;
     virtual int64_t packed_bytes() const = 0;
+    // A pool of `pages` pages. It must not outlive the model.
+    virtual Result<std::unique_ptr<PagePool>> make_pool(int64_t pages) = 0;
 
     // Writes K and V of every token into the pages (and a page's trailer when its last slot is written), and
     // the wanted outputs. REQUIRES: T in [1, tokens_max], tokens in range. One caller at a time.

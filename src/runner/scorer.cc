@@ -38,13 +38,20 @@ TokenId argmax(std::span<const float> logits) {
     return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-Scorer::Scorer(Hy3Model& model, int32_t chunk_tokens, int32_t tokens_max)
-    : model_(model), chunk_tokens_(chunk_tokens) {
+Result<Scorer> Scorer::create(Hy3Model& model, int32_t chunk_tokens, int32_t tokens_max) {
     // One slot more than tokens: the MTP layer's entry of the last position lies in the next slot.
-    const int64_t page_count = (tokens_max + 1 + kPageTokens - 1) / kPageTokens;
-    pages_.resize(static_cast<size_t>(page_count));
+    const int64_t pages = (tokens_max + 1 + kPageTokens - 1) / kPageTokens;
+    Result<std::unique_ptr<PagePool>> pool = model.make_pool(pages);
+    if (!pool.ok()) {
+        return pool.status();
+    }
+    return Scorer(model, chunk_tokens, pages, pool.take());
+}
+
+Scorer::Scorer(Hy3Model& model, int32_t chunk_tokens, int64_t pages, std::unique_ptr<PagePool> pool)
+    : model_(model), chunk_tokens_(chunk_tokens), pool_(std::move(pool)) {
+    pages_.resize(static_cast<size_t>(pages));
     std::iota(pages_.begin(), pages_.end(), 0);
-    pool_ = HostBuffer(page_count * model.page_format().page_bytes());
     const int64_t row_bytes = model.config().vocab_size * 4;
     logits_ = HostBuffer(chunk_tokens * row_bytes);
     mtp_logits_ = HostBuffer(chunk_tokens * row_bytes);
@@ -71,7 +78,7 @@ void Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mt
             .tokens = tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
             .sequences = std::span(&sequence, 1),
             .logit_rows = rows,
-            .pool = {pool_.data(), model_.page_format().page_bytes()}};
+            .pool = pool_->view()};
         model_.forward(batch, {.logits = logits_.as<float>(), .hidden = mtp ? hidden_.as<float>() : nullptr});
         if (mtp) {
             run_mtp(tokens, {begin, end}, rows, length);
@@ -103,7 +110,7 @@ void Scorer::run_mtp(std::span<const TokenId> tokens, Chunk chunk, std::span<con
                          .next_tokens = next,
                          .sequences = std::span(&sequence, 1),
                          .logit_rows = rows,
-                         .pool = {pool_.data(), model_.page_format().page_bytes()}};
+                         .pool = pool_->view()};
     model_.mtp_forward(batch, {.logits = mtp_logits_.as<float>(), .hidden = nullptr});
 }
 

@@ -24,9 +24,9 @@ class Scorer {
     using Visit =
         std::function<void(int32_t position, std::span<const float> logits, std::span<const float> mtp)>;
 
-    // Sequences of up to `tokens_max` tokens; the pool is allocated here. REQUIRES: the model's
-    // logit_rows_max is at least its tokens_max.
-    Scorer(Hy3Model& model, int32_t chunk_tokens, int32_t tokens_max);
+    // For sequences of up to `tokens_max` tokens; the pool is allocated here, and refused where it does not
+    // fit. REQUIRES: the model's logit_rows_max is at least its tokens_max.
+    static Result<Scorer> create(Hy3Model& model, int32_t chunk_tokens, int32_t tokens_max);
 
     // One prefill of `tokens` in chunks. `visit` sees the positions from `first_visited` on, in order. With
     // mtp the MTP layer runs over every position t, fed with token t + 1; at the last one with the greedy
@@ -34,6 +34,8 @@ class Scorer {
     void run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit);
 
   private:
+    Scorer(Hy3Model& model, int32_t chunk_tokens, int64_t pages, std::unique_ptr<PagePool> pool);
+
     struct Chunk {
         int32_t begin = 0, end = 0;
     };
@@ -42,7 +44,7 @@ class Scorer {
 
     Hy3Model& model_;
     const int32_t chunk_tokens_;
-    HostBuffer pool_;
+    std::unique_ptr<PagePool> pool_;
     std::vector<PageId> pages_;
     HostBuffer logits_, mtp_logits_;  // [chunk, vocab]
     HostBuffer hidden_;               // [chunk, hidden]

@@ -40,6 +40,7 @@ class SlotTable {
     SlotTable(int32_t slots, int64_t vocab);
 
     void init(const SlotInit& init);
+    const Slot& at(SlotId slot) const { return slots_[static_cast<size_t>(slot)]; }
     // Adds the row's new pages to its slot's table and checks the row against the slot's truth.
     Slot& enter(const StepRow& row);
     // The tenancy is over: gives its memory back.

@@ -1,0 +1,426 @@
+#include "model/cuda/device_forward.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "device/cuda/cuda_check.h"
+#include "model/cuda/step_kernels.h"
+#include "ops/embed/cuda/embed_cuda.h"
+#include "ops/qkv_post/cuda/qkv_post_cuda.h"
+#include "ops/rms_norm/cuda/rms_norm_cuda.h"
+#include "ops/router_topk/cuda/router_topk_cuda.h"
+
+namespace tessera {
+namespace {
+
+PageFormat make_format(const ModelConfig& config, DType kv_dtype) {
+    PageFormat format;
+    format.layers = config.num_layers + config.num_mtp_layers;
+    format.kv_heads = config.num_kv_heads;
+    format.head_dim = config.head_dim;
+    format.hidden_size = config.hidden_size;
+    format.kv_dtype = kv_dtype;
+    format.scale_kind = kv_dtype == DType::kFloat8E4M3 ? KvScaleKind::kPerTensor : KvScaleKind::kNone;
+    return format;
+}
+
+// Parts of one buffer, 256-byte aligned; laid out twice, first without memory.
+class Layout {
+  public:
+    explicit Layout(std::byte* base) : base_(base) {}
+    int64_t bytes() const { return bytes_; }
+    template <typename T>
+    void take(T*& pointer, int64_t count) {
+        if (base_ != nullptr) {
+            pointer = reinterpret_cast<T*>(base_ + bytes_);
+        }
+        bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    }
+
+  private:
+    std::byte* base_ = nullptr;
+    int64_t bytes_ = 0;
+};
+
+// Runs `lay` to learn the size, allocates, and runs it again.
+template <typename F>
+Status allocate_layout(MemoryBudget& budget, std::string_view name, DeviceBuffer& memory, F&& lay) {
+    Layout measure(nullptr);
+    lay(measure);
+    Result<DeviceBuffer> buffer =
+        DeviceBuffer::allocate(budget, MemoryCategory::kWorkspace, name, measure.bytes());
+    if (!buffer.ok()) {
+        return buffer.status();
+    }
+    memory = buffer.take();
+    Layout layout(memory.data());
+    lay(layout);
+    return {};
+}
+
+}  // namespace
+
+DeviceForward::DeviceForward(const ModelConfig& config, DeviceWeights weights,
+                             const DeviceForwardOptions& options, const DeviceProps& device)
+    : config_(config),
+      options_(options),
+      device_(device),
+      weights_(std::move(weights)),
+      format_(make_format(config, options.kv_dtype)),
+      // The MTP entry of a position lies one slot further on.
+      pages_max_(static_cast<int32_t>(options.positions_max / kPageTokens + 1)),
+      shape_{static_cast<int32_t>(config.num_heads), static_cast<int32_t>(config.num_kv_heads)} {}
+
+Result<std::unique_ptr<DeviceForward>> DeviceForward::create(const ModelConfig& config, DeviceWeights weights,
+                                                             const DeviceForwardOptions& options,
+                                                             const DeviceProps& device,
+                                                             MemoryBudget& budget) {
+    std::unique_ptr<DeviceForward> out(new DeviceForward(config, std::move(weights), options, device));
+    if (Status status = out->allocate(budget); !status.ok()) {
+        return status;
+    }
+    if (Status status = out->upload_rope(budget); !status.ok()) {
+        return status;
+    }
+    return out;
+}
+
+Status DeviceForward::allocate(MemoryBudget& budget) {
+    const int64_t tokens = options_.tokens_max;
+    Status status = allocate_layout(budget, "activations", activations_memory_, [&](Layout& layout) {
+        layout.take(residual_, tokens * config_.hidden_size);
+        layout.take(normed_, tokens * config_.hidden_size);
+        layout.take(normed8_, tokens * config_.hidden_size);
+        layout.take(qkv_, tokens * qkv_width());
+        layout.take(attention_, tokens * config_.q_width());
+        layout.take(attention8_, tokens * config_.q_width());
+        layout.take(pair_, config_.num_mtp_layers > 0 ? tokens * 2 * config_.hidden_size : 0);
+        layout.take(head_input_, options_.logit_rows_max * config_.hidden_size);
+        layout.take(router_logits_, tokens * config_.num_experts);
+        layout.take(expert_weights_, tokens * config_.num_experts_per_token);
+        layout.take(chosen_, tokens * config_.num_experts_per_token);
+    });
+    if (status.ok()) {
+        status = allocate_layout(budget, "logits", logits_memory_, [&](Layout& layout) {
+            layout.take(logits_, options_.logit_rows_max * config_.vocab_size);
+        });
+    }
+    if (status.ok()) {
+        status = allocate_layout(budget, "attention", attention_memory_, [&](Layout& layout) {
+            layout.take(decode_workspace_, decode_cuda_workspace_bytes(shape_, options_.sequences_max, 1,
+                                                                       options_.positions_max));
+            layout.take(prefill_workspace_,
+                        prefill_cuda_workspace_bytes(shape_, options_.sequences_max, options_.tokens_max));
+        });
+    }
+    int64_t moe_bytes = 0;
+    const auto count_layer = [&](const DeviceLayer& layer) {
+        const int64_t k = layer.is_moe ? config_.num_experts_per_token : 0;
+        moe_bytes = std::max(moe_bytes, moe_cuda_workspace_bytes(layer.mlp.tensors, tokens, k));
+    };
+    std::for_each(weights_.layers.begin(), weights_.layers.end(), count_layer);
+    if (config_.num_mtp_layers > 0) {
+        count_layer(weights_.mtp.layer);
+    }
+    std::byte* unused = nullptr;
+    if (status.ok()) {
+        status = allocate_layout(budget, "MLP and experts", moe_memory_,
+                                 [&](Layout& layout) { layout.take(unused, moe_bytes); });
+    }
+    if (status.ok()) {
+        status = allocate_layout(budget, "matrix products", linear_memory_,
+                                 [&](Layout& layout) { layout.take(unused, LinearCuda::kWorkspaceBytes); });
+    }
+    if (status.ok()) {
+        linear_ = std::make_unique<LinearCuda>(linear_memory_.data(), LinearCuda::kWorkspaceBytes,
+                                               options_.deterministic);
+    }
+    return status;
+}
+
+Status DeviceForward::upload_rope(MemoryBudget& budget) {
+    const std::vector<float> table = rope_table(options_.positions_max, config_.head_dim, config_.rope_theta);
+    const auto bytes = static_cast<int64_t>(table.size()) * 4;
+    Result<DeviceBuffer> buffer =
+        DeviceBuffer::allocate(budget, MemoryCategory::kWorkspace, "RoPE angles", bytes);
+    if (!buffer.ok()) {
+        return buffer.status();
+    }
+    rope_memory_ = buffer.take();
+    cuda_check(
+        cudaMemcpy(rope_memory_.data(), table.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+    return {};
+}
+
+void DeviceForward::forward(cudaStream_t stream, const DeviceBatch& batch) {
+    plan_attention(stream, batch, 0);
+    embed_cuda(stream, {.table = weights_.embedding,
+                        .vocab = config_.vocab_size,
+                        .width = config_.hidden_size,
+                        .tokens = batch.tokens,
+                        .rows = batch.tokens_count,
+                        .y = residual_,
+                        .y_stride = config_.hidden_size});
+    for (size_t i = 0; i < weights_.layers.size(); ++i) {
+        block(stream, batch, weights_.layers[i], static_cast<int64_t>(i));
+    }
+    finish(stream, batch, weights_.final_norm);
+    write_trailers_cuda(stream, {.hidden = normed_,
+                                 .tokens = batch.tokens_count,
+                                 .width = config_.hidden_size,
+                                 .positions = batch.positions,
+                                 .sequences = batch.sequences,
+                                 .page_tables = batch.page_tables,
+                                 .pages_max = pages_max_,
+                                 .pool = batch.pool,
+                                 .page_stride = format_.page_bytes(),
+                                 .trailer_offset = format_.trailer_offset()});
+}
+
+void DeviceForward::mtp_forward(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* hidden) {
+    check(config_.num_mtp_layers == 1 && batch.decode_rows == 0, "mtp_forward: no MTP layer, or decode rows");
+    const int64_t width = config_.hidden_size;
+    plan_attention(stream, batch, 1);
+    embed_cuda(stream, {.table = weights_.embedding,
+                        .vocab = config_.vocab_size,
+                        .width = width,
+                        .tokens = batch.tokens,
+                        .rows = batch.tokens_count,
+                        .y = residual_,
+                        .y_stride = width});
+    RmsNormCudaArgs args{.x = residual_,
+                         .x_stride = width,
+                         .weight = weights_.mtp.embedding_norm,
+                         .y = pair_,  // embedding half first
+                         .y_stride = 2 * width,
+                         .rows = batch.tokens_count,
+                         .width = width,
+                         .eps = eps()};
+    rms_norm_cuda(stream, args);
+    args.x = const_cast<__nv_bfloat16*>(hidden);  // not written without `add`
+    args.weight = weights_.mtp.hidden_norm;
+    args.y = pair_ + width;
+    rms_norm_cuda(stream, args);
+    project(stream, weights_.mtp.projection, {.x = pair_, .y = residual_, .rows = batch.tokens_count});
+    block(stream, batch, weights_.mtp.layer, config_.num_layers);
+    finish(stream, batch, weights_.mtp.final_norm);
+}
+
+DecodePlanCudaArgs DeviceForward::decode_plan(const DeviceBatch& batch) const {
+    return {.positions = batch.first_positions,
+            .batch = batch.decode_rows,
+            .q_len = 1,
+            .first_slot = first_slot_,
+            .slots_max = options_.positions_max,
+            .workspace = decode_workspace_};
+}
+
+PrefillPlanCudaArgs DeviceForward::prefill_plan(const DeviceBatch& batch) const {
+    return {.first_rows = batch.prefill_first_rows,
+            .sequences = batch.prefill_rows,
+            .rows_max = batch.tokens_count - batch.decode_rows,
+            .shape = shape_,
+            .workspace = prefill_workspace_};
+}
+
+void DeviceForward::plan_attention(cudaStream_t stream, const DeviceBatch& batch, int32_t first_slot) {
+    check(batch.tokens_count >= 1 && batch.tokens_count <= options_.tokens_max &&
+              batch.decode_rows + batch.prefill_rows <= options_.sequences_max &&
+              batch.logit_count <= options_.logit_rows_max,
+          "forward: the batch exceeds the workspaces");
+    first_slot_ = first_slot;
+    if (batch.decode_rows > 0) {
+        decode_plan_cuda(stream, decode_plan(batch));
+    }
+    if (batch.prefill_rows > 0) {
+        prefill_plan_cuda(stream, prefill_plan(batch));
+    }
+}
+
+void DeviceForward::block(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
+                          int64_t kv_layer) {
+    const int64_t rows = batch.tokens_count;
+    norm(stream, batch, layer.input_norm, &layer.qkv);
+    const bool fp8 = layer.qkv.dtype == DType::kFloat8E4M3;
+    project(stream, layer.qkv,
+            {.x = fp8 ? static_cast<const void*>(normed8_) : normed_, .y = qkv_, .rows = rows});
+    qkv_post(stream, batch, layer, kv_layer);
+    attend(stream, batch, layer, kv_layer);
+    const void* attended = attention_;
+    if (layer.o.dtype == DType::kFloat8E4M3) {
+        quantize_cuda(stream, {.x = attention_,
+                               .count = rows * config_.q_width(),
+                               .scale = layer.o.input_scale,
+                               .y = attention8_});
+        attended = attention8_;
+    }
+    project(stream, layer.o, {.x = attended, .y = residual_, .rows = rows, .accumulate = true});
+    feed_forward(stream, batch, layer);
+}
+
+void DeviceForward::qkv_post(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
+                             int64_t kv_layer) {
+    const int64_t width = qkv_width();
+    __nv_bfloat16* k = qkv_ + config_.q_width();
+    qkv_post_cuda(stream, {.tokens = batch.tokens_count,
+                           .q_heads = config_.num_heads,
+                           .kv_heads = config_.num_kv_heads,
+                           .head_dim = config_.head_dim,
+                           .q = qkv_,
+                           .k = k,
+                           .v = k + config_.kv_width(),
+                           .q_stride = width,
+                           .kv_stride = width,
+                           .q_out = qkv_,
+                           .q_out_stride = width,
+                           .q_norm = layer.q_norm,
+                           .k_norm = layer.k_norm,
+                           .eps = eps(),
+                           .rope = rope_memory_.as<float>(),
+                           .positions = batch.positions,
+                           .slot_shift = first_slot_,
+                           .sequences = batch.sequences,
+                           .page_table = batch.page_tables,
+                           .page_table_stride = pages_max_,
+                           .pages = batch.pool,
+                           .page_stride = format_.page_bytes(),
+                           .k_offset = format_.k_offset(kv_layer),
+                           .v_offset = format_.v_offset(kv_layer),
+                           .kv_dtype = format_.kv_dtype,
+                           .k_scale = layer.k_scale,
+                           .v_scale = layer.v_scale});
+}
+
+void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
+                           int64_t kv_layer) {
+    const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+    PagedKvCuda kv{.pool = batch.pool,
+                   .page_stride = format_.page_bytes(),
+                   .k_offset = format_.k_offset(kv_layer),
+                   .v_offset = format_.v_offset(kv_layer),
+                   .dtype = format_.kv_dtype,
+                   .k_scale = layer.k_scale,
+                   .v_scale = layer.v_scale,
+                   .page_tables = batch.page_tables,
+                   .pages_max = pages_max_};
+    if (batch.decode_rows > 0) {
+        attention_decode_cuda(stream, {.shape = shape_,
+                                       .plan = decode_plan(batch),
+                                       .kv = kv,
+                                       .q = qkv_,
+                                       .q_stride = qkv_width(),
+                                       .out = attention_,
+                                       .out_stride = config_.q_width(),
+                                       .scale = scale,
+                                       .sm_count = device_.sm_count});
+    }
+    if (batch.prefill_rows > 0) {
+        kv.page_tables += static_cast<int64_t>(batch.decode_rows) * pages_max_;
+        attention_prefill_cuda(stream, {.plan = prefill_plan(batch),
+                                        .kv = kv,
+                                        .positions = batch.first_positions + batch.decode_rows,
+                                        .first_slot = first_slot_,
+                                        .q = qkv_ + batch.decode_rows * qkv_width(),
+                                        .q_stride = qkv_width(),
+                                        .out = attention_ + batch.decode_rows * config_.q_width(),
+                                        .out_stride = config_.q_width(),
+                                        .scale = scale});
+    }
+}
+
+void DeviceForward::feed_forward(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
+    const MoeCudaTensors& tensors = layer.mlp.tensors;
+    const bool fp8 = tensors.dtype == DType::kFloat8E4M3;
+    const DeviceMatrix input{.dtype = tensors.dtype,
+                             .input_scale = layer.is_moe ? tensors.input_scale : tensors.shared_input_scale};
+    norm(stream, batch, layer.post_attention_norm, &input);
+    MoeCudaArgs args{.weights = &layer.mlp,
+                     .x = normed_,
+                     .x8 = fp8 ? normed8_ : nullptr,
+                     .tokens = batch.tokens_count,
+                     .y = residual_,
+                     .workspace = moe_memory_.data(),
+                     .sm_count = device_.sm_count};
+    if (layer.is_moe) {
+        router_logits_cuda(stream, {.x = normed_,
+                                    .x_stride = config_.hidden_size,
+                                    .weight = layer.router,
+                                    .weight_dtype = layer.router_dtype,
+                                    .tokens = batch.tokens_count,
+                                    .experts = config_.num_experts,
+                                    .width = config_.hidden_size,
+                                    .logits = router_logits_,
+                                    .logits_stride = config_.num_experts});
+        router_topk_cuda(stream, {.logits = router_logits_,
+                                  .logits_stride = config_.num_experts,
+                                  .bias = layer.expert_bias,
+                                  .tokens = batch.tokens_count,
+                                  .experts = config_.num_experts,
+                                  .k = config_.num_experts_per_token,
+                                  .normalise = config_.route_norm,
+                                  .scale = static_cast<float>(config_.router_scaling_factor),
+                                  .chosen = chosen_,
+                                  .weights = expert_weights_});
+        args.k = config_.num_experts_per_token;
+        args.chosen = chosen_;
+        args.expert_weights = expert_weights_;
+    }
+    moe_cuda(stream, args);
+}
+
+// y = x W^T; the caller has quantised x where the matrix is e4m3.
+void DeviceForward::project(cudaStream_t stream, const DeviceMatrix& matrix, LinearCudaArgs args) {
+    args.weight = matrix.data;
+    args.inputs = matrix.inputs;
+    args.outputs = matrix.outputs;
+    args.dtype = matrix.dtype;
+    if (matrix.column_scale != nullptr) {
+        args.column_scale = matrix.column_scale;
+        args.row_scale = matrix.row_scale;
+    } else {
+        args.scale = matrix.input_scale * matrix.weight_scale;
+    }
+    linear_->run(stream, args);
+}
+
+// normed = RMSNorm(residual), also quantised where the matrix that takes it is e4m3.
+void DeviceForward::norm(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* weight,
+                         const DeviceMatrix* next) {
+    const bool fp8 = next != nullptr && next->dtype == DType::kFloat8E4M3;
+    rms_norm_cuda(stream, {.x = residual_,
+                           .x_stride = config_.hidden_size,
+                           .weight = weight,
+                           .y = normed_,
+                           .y_stride = config_.hidden_size,
+                           .y8 = fp8 ? normed8_ : nullptr,
+                           .y8_stride = config_.hidden_size,
+                           .y8_scale = fp8 ? next->input_scale : 1.0f,
+                           .rows = batch.tokens_count,
+                           .width = config_.hidden_size,
+                           .eps = eps()});
+}
+
+void DeviceForward::finish(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* norm_weight) {
+    norm(stream, batch, norm_weight, nullptr);
+    if (batch.logit_count == 0) {
+        return;
+    }
+    const __nv_bfloat16* input = normed_;
+    if (batch.logit_rows != nullptr) {
+        rms_norm_cuda(stream, {.x = residual_,
+                               .x_stride = config_.hidden_size,
+                               .x_rows = batch.logit_rows,
+                               .weight = norm_weight,
+                               .y = head_input_,
+                               .y_stride = config_.hidden_size,
+                               .rows = batch.logit_count,
+                               .width = config_.hidden_size,
+                               .eps = eps()});
+        input = head_input_;
+    }
+    project(stream, weights_.lm_head,
+            {.x = input, .y = logits_, .rows = batch.logit_count, .y_dtype = DType::kFloat32});
+}
+
+}  // namespace tessera
