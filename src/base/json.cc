@@ -11,6 +11,26 @@
 namespace tessera::json {
 namespace {
 
+// The parser's messages quote the whole of the last token, which may be megabytes of a stranger's text. Both
+// ends say what is wrong; cuts fall between characters.
+std::string shortened(std::string_view message) {
+    constexpr size_t kHeadBytes = 160;
+    constexpr size_t kTailBytes = 80;
+    if (message.size() <= kHeadBytes + kTailBytes) {
+        return std::string(message);
+    }
+    const auto inside = [&](size_t at) { return (static_cast<unsigned char>(message[at]) & 0xC0) == 0x80; };
+    size_t head = kHeadBytes;
+    while (head > 0 && inside(head)) {
+        --head;
+    }
+    size_t tail = message.size() - kTailBytes;
+    while (tail < message.size() && inside(tail)) {
+        ++tail;
+    }
+    return fmt::format("{} [...] {}", message.substr(0, head), message.substr(tail));
+}
+
 // Receives nlohmann's events and builds the Value. Objects find repeated keys by a linear scan while they are
 // small and through an index once they grow, so that a hostile object of many keys stays linear.
 class Builder {
@@ -38,12 +58,12 @@ class Builder {
         return true;
     }
     bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) {
-        std::string what = error.what();
-        const size_t start = what.find("syntax error");
-        if (start != std::string::npos) {
-            what = what.substr(start);
+        const std::string_view what = error.what();
+        size_t start = what.find("syntax error");
+        if (start == std::string_view::npos) {
+            start = what.starts_with('[') ? what.find(' ') + 1 : 0;  // past "[json.exception...] "
         }
-        error_ = fmt::format("invalid JSON at byte {}: {}", position, what);
+        error_ = fmt::format("invalid JSON at byte {}: {}", position, shortened(what.substr(start)));
         return false;
     }
 

@@ -48,6 +48,26 @@ TEST(Json, PythonFloats) {
     EXPECT_EQ(python(R"({"a":[1,2.0],"b":{}})"), R"({"a": [1, 2.0], "b": {}})");
 }
 
+TEST(Json, ErrorsDoNotRepeatTheDocument) {
+    const std::string many(100'000, 's');
+    std::string wide;
+    for (int i = 0; i < 1000; ++i) {
+        wide += "x\xe2\x82\xac\xf0\x9f\xa6\x8a";
+    }
+    for (const std::string& text :
+         {'"' + many, '"' + many + "\\q\"", '"' + wide + "\\q\"", '"' + wide, '"' + many + "\xff",
+          std::string(100'000, '1'), "1e" + std::string(100'000, '9')}) {
+        const Result<Value> value = parse(text);
+        ASSERT_FALSE(value.ok());
+        const std::string message = value.status().message();
+        EXPECT_LT(message.size(), 400u);
+        EXPECT_TRUE(message.starts_with("invalid JSON at byte ")) << message;
+        EXPECT_EQ(message.find("json.exception"), std::string::npos) << message;
+        EXPECT_TRUE(text.ends_with('\xff') || utf8_valid(message)) << message;
+    }
+    EXPECT_EQ(parse("[1e999]").status().message(), "invalid JSON at byte 6: number overflow parsing '1e999'");
+}
+
 TEST(Json, RejectsWhatIsNotJson) {
     for (const char* text :
          {"", "{", "[1,]", "NaN", "{\"a\":1}x", "\"\\ud800\"", "\"\xff\"", "01", "1e999", "nul"}) {
