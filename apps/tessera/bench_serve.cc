@@ -46,7 +46,7 @@ void add_server_options(CLI::App& app, Arguments& a) {
     app.add_option("--model", a.model, "the name that requests carry; default: the server's first model");
     app.add_option("--api-key", a.api_key, "default: the environment's OPENAI_API_KEY");
     app.add_option("--request-timeout", a.timeout_s, "seconds")
-        ->check(CLI::Range(0.1, 1e6))
+        ->check(number_range(0.1, 1e6))
         ->capture_default_str();
 }
 
@@ -57,13 +57,13 @@ void add_load_options(CLI::App& app, Arguments& a) {
                    "arrivals a second; inf = all at once, or a trace's own times")
         ->capture_default_str();
     app.add_option("--burstiness", a.burstiness, "1 = Poisson arrivals; lower = burstier, higher = more even")
-        ->check(CLI::Range(1e-3, 1e6))
+        ->check(number_range(1e-3, 1e6))
         ->capture_default_str();
     app.add_option("--max-concurrency", a.max_concurrency,
                    "requests at once; with --request-rate inf a closed loop")
         ->check(CLI::Range(1, 1'000'000));
     app.add_option("--seed", a.random.seed, "of prompts and arrivals")->capture_default_str();
-    app.add_option("--temperature", a.temperature)->check(CLI::Range(0.0, 2.0))->capture_default_str();
+    app.add_option("--temperature", a.temperature)->check(number_range(0.0, 2.0))->capture_default_str();
     app.add_flag("--honor-eos", a.honor_eos,
                  "let the model end; else ignore_eos is sent and output lengths are fixed");
 }
@@ -91,7 +91,7 @@ void add_dataset_options(CLI::App& app, Arguments& a) {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     app.add_option("--trace-speedup", a.file.speedup, "divides a trace's times")
-        ->check(CLI::Range(1e-3, 1e6))
+        ->check(number_range(1e-3, 1e6))
         ->capture_default_str();
     app.add_option("--token-id-first", a.ids.first, "made prompts use ids from here")
         ->check(tokens)

@@ -39,7 +39,7 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
         ->check(CLI::IsMember({"no_think", "low", "high"}))
         ->capture_default_str();
     app.add_option("--temperature", a.temperature, "0 = the most probable token; default: the checkpoint's")
-        ->check(CLI::Range(0.0, 2.0));
+        ->check(number_range(0.0, 2.0));
     app.add_option("--seed", a.seed, "the same seed and conversation give the same answers; default: random");
     app.add_option("--max-tokens", a.max_tokens, "of one answer; 0 = up to the end of the context")
         ->check(CLI::Range(0, 1 << 30));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fmt/format.h>
 #include <iostream>
 #include <numeric>
 #include <string_view>
@@ -62,6 +63,16 @@ std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv) {
         return app.exit(error, std::cout, std::cerr) == 0 ? 0 : 2;
     }
     return std::nullopt;
+}
+
+CLI::Validator number_range(double min, double max) {
+    return {[min, max](std::string& text) {
+                double number = 0;
+                const bool inside =
+                    CLI::detail::lexical_cast(text, number) && number >= min && number <= max;  // not a NaN
+                return inside ? std::string() : fmt::format("{} is not from {} to {}", text, min, max);
+            },
+            fmt::format("from {} to {}", min, max)};
 }
 
 int fail(const Status& status) {

@@ -12,6 +12,8 @@ namespace tessera {
 
 // The exit status to end with (help was asked for, or the usage is wrong), or nothing: go on.
 std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv);
+// A check of an option that is a real number. CLI::Range lets NaN through, and prints 1e-9 as 0.000000.
+CLI::Validator number_range(double min, double max);
 // Prints the error and gives the exit status: 2 is for usage alone, so this is 1.
 int fail(const Status& status);
 

@@ -65,6 +65,9 @@ Result<int32_t> resolve_max_model_len(const EngineOptions& options, const ModelC
         return invalid_argument(fmt::format("--max-model-len {} is longer than the model's context of {}",
                                             options.max_model_len, config.max_position_embeddings));
     }
+    if (options.max_model_len == 1 || config.max_position_embeddings < 2) {
+        return invalid_argument("a context of 1 token has no room for an answer; at least 2 are needed");
+    }
     return options.max_model_len > 0 ? options.max_model_len
                                      : static_cast<int32_t>(config.max_position_embeddings);
 }

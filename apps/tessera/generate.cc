@@ -36,11 +36,11 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_option("--max-tokens", a.max_tokens, "0 = up to the end of the context")
         ->check(CLI::Range(0, 1 << 30));
     app.add_option("--temperature", a.sampling.temperature, "0 = the most probable token each time")
-        ->check(CLI::Range(0.0, 2.0))
+        ->check(number_range(0.0, 2.0))
         ->capture_default_str();
     app.add_option("--top-k", a.sampling.top_k, "0 = off")->check(CLI::Range(0, 1 << 30));
-    app.add_option("--top-p", a.sampling.top_p, "in (0, 1]")->check(CLI::Range(1e-9, 1.0));
-    app.add_option("--min-p", a.sampling.min_p, "in [0, 1]")->check(CLI::Range(0.0, 1.0));
+    app.add_option("--top-p", a.sampling.top_p, "in (0, 1]")->check(number_range(1e-9, 1.0));
+    app.add_option("--min-p", a.sampling.min_p, "in [0, 1]")->check(number_range(0.0, 1.0));
     app.add_option("--seed", a.sampling.seed, "the same seed gives the same tokens");
     app.add_flag("--ignore-eos", a.sampling.ignore_eos, "go on past the end token");
     app.add_flag("--keep-special-tokens", a.keep_special, "show special tokens in the text");

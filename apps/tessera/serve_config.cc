@@ -109,10 +109,10 @@ void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
         ->transform(size_value());
     app.add_option("--request-timeout", c.request_timeout_s,
                    "seconds from a request's arrival to its end; 0 = none")
-        ->check(CLI::Range(0.0, 1e6));
+        ->check(number_range(0.0, 1e6));
     app.add_option("--shutdown-timeout", c.shutdown_timeout_s,
                    "seconds that SIGTERM leaves running requests; a second signal exits at once")
-        ->check(CLI::Range(0.0, 1e6))
+        ->check(number_range(0.0, 1e6))
         ->capture_default_str();
 }
 
