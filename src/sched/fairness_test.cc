@@ -163,6 +163,17 @@ TEST(StepBudget, CutsPrefillToTheTargetTimeBesideDecodes) {
     EXPECT_EQ(budget.tokens_left(), 916);
 }
 
+TEST(StepBudget, AChunkLateInALongPromptIsShorter) {
+    SchedulerConfig config = SchedulerRig::config();
+    config.max_num_batched_tokens = 1000;
+    config.step_time = [](const StepShape& shape) { return 1e-7 * static_cast<double>(shape.attended); };
+    config.target_tpot_s = 0.05;
+    StepBudget budget(config);
+    budget.take_decode(1, 1000);                  // attends 1,000 slots: 0.1 ms
+    EXPECT_EQ(budget.prefill_limit(20'000), 24);  // 24 x 20,000 + 300 pairs = 48.03 ms; one more is over
+    EXPECT_EQ(budget.prefill_limit(5'000), 98);
+}
+
 TEST(StepBudget, AlwaysAllowsAFirstChunk) {
     SchedulerConfig config = SchedulerRig::config();
     config.step_time = step_seconds;

@@ -168,8 +168,9 @@ void Scheduler::Impl::add_chunk(Draft& draft, Sequence& sequence, int32_t tokens
 void Scheduler::Impl::grow_chunks(Draft& draft) {
     for (PrefillChunk& chunk : draft.chunks) {
         const int32_t missing = chunk.sequence->prefill_left() - chunk.tokens;
-        const int32_t more = std::min(missing, draft.budget.prefill_limit(0));
-        draft.budget.take_prefill(more, 0);
+        const int32_t context = chunk.sequence->prefill_planned + chunk.tokens;
+        const int32_t more = std::min(missing, draft.budget.prefill_limit(context));
+        draft.budget.take_prefill(more, context);
         chunk.tokens += more;
     }
 }

@@ -3,23 +3,31 @@
 #include <algorithm>
 
 namespace tessera {
+namespace {
+
+void add_prefill(StepShape& shape, int32_t tokens, int64_t context) {
+    shape.prefill_tokens += tokens;
+    shape.context_tokens += context + tokens;
+    shape.attended += tokens * context + int64_t{tokens} * (tokens + 1) / 2;
+}
+
+}  // namespace
 
 void StepBudget::take_decode(int32_t tokens, int64_t context) {
     tokens_left_ -= tokens;
     ++shape_.decode_rows;
     shape_.context_tokens += context;
+    shape_.attended += tokens * context;
 }
 
 void StepBudget::take_prefill(int32_t tokens, int64_t context) {
     tokens_left_ -= tokens;
-    shape_.prefill_tokens += tokens;
-    shape_.context_tokens += context + tokens;
+    add_prefill(shape_, tokens, context);
 }
 
 bool StepBudget::in_time(int32_t tokens, int64_t context) const {
     StepShape shape = shape_;
-    shape.prefill_tokens += tokens;
-    shape.context_tokens += context + tokens;
+    add_prefill(shape, tokens, context);
     return config_.step_time(shape) <= config_.target_tpot_s;
 }
 

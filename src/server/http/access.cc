@@ -93,7 +93,8 @@ bool AccessRules::host_allowed(std::string_view host) const {
     const std::string name = lower_case(host);
     const std::string_view bare = without_port(name);
     return std::ranges::any_of(allowed_hosts_, [&](const std::string& allowed) {
-        return allowed == name || allowed == bare || allowed == "*";
+        const bool any_port = without_port(allowed) == allowed;
+        return allowed == name || (any_port && allowed == bare) || allowed == "*";
     });
 }
 

@@ -104,6 +104,7 @@ TEST_F(Checks, HostOnLoopback) {
     EXPECT_EQ(status("GET", "/v1/models", {{"host", "gateway.example"}}), 200);
     EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost:9000"}}), 200);
     EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost:9001"}}), 403);
+    EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost:8000:9001"}}), 403);
 }
 
 TEST_F(Checks, HostElsewhere) {
