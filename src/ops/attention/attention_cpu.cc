@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 namespace {
 #if HWY_TARGET == HWY_SCALAR
 
-void run_item(const AttentionArgs&, const AttentionItem&, int) {}
+void run_item(const AttentionArgs&, const AttentionItem&, const AttentionItem*, int) {}
 void run_merge(const AttentionArgs&, const AttentionItem&) {}
 
 #else
@@ -37,6 +37,7 @@ struct Block {
     int32_t lanes = 0;
     int32_t first_limit = 0;  // last slot that the first query sees; the next query sees one more
     int32_t last_limit = 0;
+    const float* next_k = nullptr;  // the first keys of the item after this one; may be null
 };
 
 // Rows that are computed together from `row` on: at most three vectors.
@@ -46,25 +47,26 @@ int32_t group_width(const Block& b, int32_t row) {
 
 // Each row group's queries lie together, transposed: [head_dim][width] from row * head_dim on.
 void load_queries(const Block& b) {
-    for (int32_t row = 0; row < b.padded; ++row) {
-        const int32_t first = row / (3 * b.lanes) * (3 * b.lanes);
-        const int64_t width = group_width(b, first);
-        float* column = b.scratch.q + first * b.head_dim + (row - first);
-        if (row >= b.rows) {
-            for (int64_t d = 0; d < b.head_dim; ++d) {
-                column[d * width] = 0;
+    const float* q[kAttentionRowGroup];
+    for (int32_t first = 0; first < b.padded; first += 3 * b.lanes) {
+        const int32_t width = group_width(b, first);
+        const int32_t rows = std::min(width, b.rows - first);
+        for (int32_t i = 0; i < rows; ++i) {
+            const int64_t query = (first + i) / b.group;
+            const int64_t token = b.sequence.first + b.item.query + query;
+            const int64_t head = b.item.kv_head * b.group + (first + i) % b.group;
+            q[i] = b.args.q + token * b.args.q_stride + head * b.head_dim;
+            b.scratch.limit[first + i] = static_cast<float>(b.first_limit + query);
+        }
+        std::fill(b.scratch.limit + first + rows, b.scratch.limit + first + width,
+                  std::numeric_limits<float>::max());
+        float* column = b.scratch.q + first * b.head_dim;
+        for (int64_t d = 0; d < b.head_dim; ++d, column += width) {
+            for (int32_t i = 0; i < rows; ++i) {
+                column[i] = q[i][d] * b.args.scale;
             }
-            b.scratch.limit[row] = std::numeric_limits<float>::max();
-            continue;
+            std::fill(column + rows, column + width, 0.0f);
         }
-        const int64_t query = row / b.group;
-        const int64_t token = b.sequence.first + b.item.query + query;
-        const int64_t head = b.item.kv_head * b.group + row % b.group;
-        const float* q = b.args.q + token * b.args.q_stride + head * b.head_dim;
-        for (int64_t d = 0; d < b.head_dim; ++d) {
-            column[d * width] = q[d] * b.args.scale;
-        }
-        b.scratch.limit[row] = static_cast<float>(b.first_limit + query);
     }
 }
 
@@ -104,8 +106,9 @@ void run_tile(D d, const Block& b, const AttentionState& state, int32_t tile) {
     t.k = load_tile(b, b.args.k_offset, tile, t.keys, b.scratch.k);
     t.v = load_tile(b, b.args.v_offset, tile, t.keys, b.scratch.v);
     t.scores = b.scratch.scores;
-    if (b.rows == 8 && b.args.kv_dtype == DType::kFloat32 && slot + kAttentionTile <= b.last_limit) {
-        t.next_k = load_tile(b, b.args.k_offset, tile + 1, 0, nullptr);
+    if (b.rows == 8 && b.args.kv_dtype == DType::kFloat32) {
+        const bool last = slot + kAttentionTile > b.last_limit;
+        t.next_k = last ? b.next_k : load_tile(b, b.args.k_offset, tile + 1, 0, nullptr);
     }
     t.masked = slot + t.keys - 1 > b.first_limit;
     t.first_slot = static_cast<float>(slot);
@@ -200,8 +203,14 @@ Block make_block(const AttentionArgs& args, const AttentionItem& item, int threa
     return b;
 }
 
-void run_item(const AttentionArgs& args, const AttentionItem& item, int thread) {
-    const Block b = make_block(args, item, thread);
+// `next`: the item that this thread runs then, or null.
+void run_item(const AttentionArgs& args, const AttentionItem& item, const AttentionItem* next, int thread) {
+    Block b = make_block(args, item, thread);
+    if (next != nullptr && args.kv_dtype == DType::kFloat32) {
+        const Block after = make_block(args, *next, thread);
+        const int32_t tile = std::max(next->span, 0) * kAttentionSpanTiles;
+        b.next_k = load_tile(after, args.k_offset, tile, 0, nullptr);
+    }
     load_queries(b);
     const int64_t rows_max = attention_rows_max(args.plan->shape());
     const AttentionState state = AttentionState::at(b.scratch.state, rows_max, b.head_dim);
@@ -249,6 +258,19 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tessera {
 
+namespace {
+
+// Items that a thread claims at once, so that it can fetch the next one's keys. Items lie in falling order of
+// cost; where they differ much, or are few, they are claimed one by one.
+int64_t run_length(std::span<const AttentionItem> items, int threads) {
+    if (items.empty() || items.front().cost > 2 * items.back().cost) {
+        return 1;
+    }
+    return std::max<int64_t>(1, static_cast<int64_t>(items.size()) / (4 * threads));
+}
+
+}  // namespace
+
 HWY_EXPORT(run_item);
 HWY_EXPORT(run_merge);
 HWY_EXPORT(has_kernels);
@@ -262,8 +284,14 @@ void attention(OpContext& context, const AttentionArgs& args) {
     }
     const std::span<const AttentionItem> items = args.plan->items();
     const auto item_kernel = HWY_DYNAMIC_DISPATCH(run_item);
-    context.threads.parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int thread) {
-        item_kernel(args, items[static_cast<size_t>(i)], thread);
+    const int64_t length = run_length(items, context.threads.size());
+    const auto count = static_cast<int64_t>(items.size());
+    context.threads.parallel_for((count + length - 1) / length, [&](int64_t run, int thread) {
+        const int64_t end = std::min(count, (run + 1) * length);
+        for (int64_t i = run * length; i < end; ++i) {
+            const AttentionItem* item = &items[static_cast<size_t>(i)];
+            item_kernel(args, *item, i + 1 < end ? item + 1 : nullptr, thread);
+        }
     });
     const std::span<const AttentionItem> merges = args.plan->merges();
     const auto merge_kernel = HWY_DYNAMIC_DISPATCH(run_merge);

@@ -44,7 +44,10 @@ void multiply(const float* const* rows, int64_t row_count, const BlockSlice& sli
     int64_t row = 0;
     for (int64_t t = 0; t < tiles; ++t) {
         const int64_t end = row_count * (t + 1) / tiles;
-        tile_rows<Weight>(rows + row, static_cast<int>(end - row), slice, out + row * kBlockOutputs);
+        BlockSlice part = slice;
+        part.next =
+            t + 1 < tiles ? nullptr : slice.next;  // the last tile, when the slice's own words are near
+        tile_rows<Weight>(rows + row, static_cast<int>(end - row), part, out + row * kBlockOutputs);
         row = end;
     }
 }
@@ -58,6 +61,7 @@ void multiply_rounded(const GemmBlockArgs& args, const BlockSlice& whole) {
         slice.count = std::min(kChunk, whole.count - k);
         slice.words += k / Weight::kPerWord * whole.columns;
         slice.resume = k > 0;
+        slice.next = whole.next == nullptr ? nullptr : whole.next + (slice.words - whole.words);
         for (int64_t r = 0; r < args.row_count; ++r) {
             rows.pointers[r] = rounded + r * kChunk;
             round_row_to_e4m3(args.rows[r] + k, slice.count, args.weight->input_scale, rounded + r * kChunk);
@@ -88,8 +92,10 @@ void scale_columns(const GemmBlockArgs& args, int64_t columns) {
 void gemm_block_simd(const GemmBlockArgs& args) {
     const PackedMatrix& weight = *args.weight;
     const int64_t columns = weight.block_panels(args.block) * kPanelOutputs;
-    const BlockSlice slice{reinterpret_cast<const uint32_t*>(weight.block_data(args.block)), columns,
-                           weight.inputs};
+    const BlockSlice slice{.words = reinterpret_cast<const uint32_t*>(weight.block_data(args.block)),
+                           .columns = columns,
+                           .count = weight.inputs,
+                           .next = reinterpret_cast<const uint32_t*>(args.next)};
     if (weight.dtype == DType::kBFloat16) {
         multiply_block<BFloat16Weight>(args, slice);
     } else {

@@ -19,6 +19,8 @@ struct GemmBlockArgs {
     int64_t block = 0;
     float* out =
         nullptr;  // [row_count][kBlockOutputs], 64-byte aligned; columns past the block's are left alone
+    // The block, of the same size, that this thread computes next: it is fetched meanwhile. May be null.
+    const std::byte* next = nullptr;
 };
 
 // Rounds the rows to e4m3 where weight->input_scale asks for it, and applies column_scale * input_scale at

@@ -1,10 +1,11 @@
 // Register tiles of the matrix kernel, compiled once per Highway target (see gemm.h for the order of the
 // sums).
 //
-// A tile is up to 6 rows by kVectors vectors of outputs, held in registers over all k's. AVX-512: 6 x 4
-// vectors = 24 accumulators, 4 weights, 1 broadcast of 32 registers; per k 24 multiply-adds (12 cycles on two
-// ports) against 10 loads (5 cycles). AVX2: 6 x 2 vectors = 12 + 2 + 1 of 16 registers, 12 multiply-adds
-// against 8 loads.
+// A tile is some rows by kVectors vectors of outputs, held in registers over all k's. AVX-512 (32 registers):
+// up to 6 x 4 vectors = 24 accumulators, 4 weights, 1 broadcast, or up to 14 x 2 vectors = 28 + 2 + 1. More
+// rows share the widening of a bfloat16 weight, which takes a slot of the two multiply-add ports: 6 x 4
+// spends 24 of 28 slots on multiply-adds, 14 x 2 spends 28 of 30, and 16 x 1 would spend 16 of 17 but need as
+// many loads. AVX2 (16 registers): 6 x 2 vectors = 12 + 2 + 1.
 #if defined(TESSERA_OPS_COMMON_GEMM_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
 #undef TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
@@ -30,7 +31,8 @@ using Tag = hn::CappedTag<float, 16>;
 using TagU = hn::RebindToUnsigned<Tag>;
 using Vector = hn::Vec<Tag>;
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(Tag()));
-constexpr int kTileRows = 6;
+constexpr int kNarrowRows = 6;  // up to here AVX-512 takes all four vectors of a block at once
+constexpr int kTileRows = kLanes == 16 ? 14 : 6;
 // Weights come from the last-level cache or memory at decode: asking for them 16 steps (4 KiB of a full
 // block) ahead, over the page borders at which the hardware prefetcher stops, makes one sequence's decode 15
 // % faster.
@@ -40,8 +42,9 @@ constexpr int64_t kPrefetchSteps = 16;
 struct BlockSlice {
     const uint32_t* words = nullptr;
     int64_t columns = 0;
-    int64_t count = 0;    // k's
-    bool resume = false;  // go on from the sums in `out`; else they start at zero
+    int64_t count = 0;               // k's
+    bool resume = false;             // go on from the sums in `out`; else they start at zero
+    const uint32_t* next = nullptr;  // words to fetch meanwhile, laid out as these; null: none
 };
 
 struct BFloat16Weight {
@@ -74,7 +77,7 @@ HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const uint32_t* 
     for (int v = 0; v < kVectors; ++v) {
         w[v] = Weight::template widen<kHalf>(words + v * kLanes);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
         const Vector broadcast = hn::Set(Tag(), x[r][k]);
 #pragma GCC unroll 8
@@ -90,7 +93,7 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
     const Tag d;
     const float* x[kRows];
     Vector sums[kRows][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
         x[r] = rows[r];
 #pragma GCC unroll 8
@@ -100,11 +103,26 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
         }
     }
     const uint32_t* words = slice.words + column;
+    // From `words` to what is fetched; in 4-byte words, as the rows need all the address registers.
+    int64_t ahead = kPrefetchSteps * slice.columns;
+    const int64_t next = slice.next == nullptr ? ahead : slice.next - slice.words;
+    // The k at which words + ahead reaches the end of the slice; negative in a short one.
+    const int64_t turn = (slice.count / Weight::kPerWord - kPrefetchSteps) * Weight::kPerWord;
     int64_t k = 0;
     for (; k + Weight::kPerWord <= slice.count; k += Weight::kPerWord) {
+        if constexpr (kRows <= kNarrowRows) {
+            if (k == turn && slice.next != nullptr) {
+                ahead = slice.next + column - words;
+            }
+        }
 #pragma GCC unroll 8
         for (int64_t line = 0; line < kVectors * kLanes; line += 16) {
-            hwy::Prefetch(words + line + kPrefetchSteps * slice.columns);
+            if constexpr (kRows <= kNarrowRows) {
+                hwy::Prefetch(words + ahead + line);
+            } else {  // bound by arithmetic: the whole of `next`, into the second level
+                hwy::Prefetch(words + kPrefetchSteps * kBlockOutputs + line);
+                __builtin_prefetch(words + next + line, 0, 2);
+            }
         }
         step<kRows, kVectors, Weight, 0>(x, k, words, sums);
         if constexpr (Weight::kPerWord == 2) {
@@ -115,7 +133,7 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
     if (k < slice.count) {
         step<kRows, kVectors, Weight, 0>(x, k, words, sums);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
@@ -127,7 +145,7 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
 // All columns of the slice, as many vectors at a time as registers allow.
 template <int kRows, class Weight>
 HWY_NOINLINE void tile_columns(const float* const* rows, const BlockSlice& slice, float* out) {
-    constexpr int kVectorsMax = kLanes == 16 || kRows <= 2 ? 4 : 2;
+    constexpr int kVectorsMax = (kLanes == 16 && kRows <= kNarrowRows) || kRows <= 2 ? 4 : 2;
     int64_t column = 0;
     for (; column + kVectorsMax * kLanes <= slice.columns; column += kVectorsMax * kLanes) {
         tile<kRows, kVectorsMax, Weight>(rows, slice, column, out);
@@ -140,22 +158,15 @@ HWY_NOINLINE void tile_columns(const float* const* rows, const BlockSlice& slice
     }
 }
 
-template <class Weight>
+// row_count <= kTileRows.
+template <class Weight, int kRows = kTileRows>
 HWY_INLINE void tile_rows(const float* const* rows, int row_count, const BlockSlice& slice, float* out) {
-    switch (row_count) {
-        case 1:
-            return tile_columns<1, Weight>(rows, slice, out);
-        case 2:
-            return tile_columns<2, Weight>(rows, slice, out);
-        case 3:
-            return tile_columns<3, Weight>(rows, slice, out);
-        case 4:
-            return tile_columns<4, Weight>(rows, slice, out);
-        case 5:
-            return tile_columns<5, Weight>(rows, slice, out);
-        default:
-            return tile_columns<kTileRows, Weight>(rows, slice, out);
+    if constexpr (kRows > 1) {
+        if (row_count < kRows) {
+            return tile_rows<Weight, kRows - 1>(rows, row_count, slice, out);
+        }
     }
+    tile_columns<kRows, Weight>(rows, slice, out);
 }
 
 // The vector twin of round_to_e4m3 (half.h): out[i] = e4m3(x[i] / scale).

@@ -2,10 +2,29 @@
 
 #include "base/check.h"
 #include "ops/common/gemm.h"
+#include "ops/common/gemm_own.h"
 #include "ops/linear/linear.h"
 
 namespace tessera {
 namespace {
+
+constexpr int64_t kRunsPerThread = 4;
+
+struct Item {
+    int64_t row = 0;
+    int64_t rows = 0;
+    int64_t block = 0;
+    bool next = false;  // the following block is this thread's next one
+};
+
+// Asks for the item's lines of y before it is computed: another thread may have written them last.
+void own_rows(const LinearArgs& args, const Item& item) {
+    const int64_t column = item.block * kBlockOutputs;
+    const int64_t columns = std::min(kBlockOutputs, args.outputs - column);
+    for (int64_t r = 0; r < item.rows; ++r) {
+        own_lines(args.y + (item.row + r) * args.y_stride + column, columns);
+    }
+}
 
 void store_rows(const LinearArgs& args, int64_t row, int64_t rows, int64_t block, const float* out) {
     const int64_t column = block * kBlockOutputs;
@@ -23,14 +42,19 @@ void store_rows(const LinearArgs& args, int64_t row, int64_t rows, int64_t block
     }
 }
 
-void one_item(const LinearArgs& args, int64_t row, int64_t rows, int64_t block) {
+void one_block(const LinearArgs& args, const Item& item) {
+    const auto [row, rows, block, next] = item;
     const float* pointers[kGemmRowsMax];
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t x_row = args.x_rows == nullptr ? row + r : args.x_rows[row + r];
         pointers[r] = args.x + x_row * args.x_stride;
     }
+    if (rows <= kOwnRowsMax) {
+        own_rows(args, item);
+    }
     alignas(64) float out[kGemmRowsMax * kBlockOutputs];
-    gemm_block({pointers, rows, args.weight, block, out});
+    gemm_block(
+        {pointers, rows, args.weight, block, out, next ? args.weight->block_data(block + 1) : nullptr});
     store_rows(args, row, rows, block, out);
 }
 
@@ -40,11 +64,17 @@ void linear(const OpContext& context, const LinearArgs& args) {
     check(args.outputs <= args.weight->outputs, "linear: more outputs than the weight has");
     const int64_t blocks = (args.outputs + kBlockOutputs - 1) / kBlockOutputs;
     const int64_t chunks = (args.rows + kGemmRowsMax - 1) / kGemmRowsMax;
-    // Neighbouring items share their rows, which stay in the cache; a block is read once per chunk of rows.
-    context.threads.parallel_for(chunks * blocks, [&](int64_t item, int) {
-        const int64_t row = args.rows * (item / blocks) / chunks;
-        const int64_t end = args.rows * (item / blocks + 1) / chunks;
-        one_item(args, row, end - row, item % blocks);
+    // An item is a run of neighbouring blocks: while one is computed the next one is fetched. Neighbouring
+    // items share their rows, which stay in the cache; a block is read once per chunk of rows.
+    const int64_t runs = std::min(blocks, kRunsPerThread * context.threads.size());
+    context.threads.parallel_for(chunks * runs, [&](int64_t item, int) {
+        const int64_t row = args.rows * (item / runs) / chunks;
+        const int64_t end = args.rows * (item / runs + 1) / chunks;
+        const int64_t run = item % runs;
+        const int64_t last = blocks * (run + 1) / runs - 1;
+        for (int64_t block = blocks * run / runs; block <= last; ++block) {
+            one_block(args, {row, end - row, block, block < last});
+        }
     });
 }
 

@@ -2,10 +2,14 @@
 
 #include "base/check.h"
 #include "ops/common/gemm.h"
+#include "ops/common/gemm_own.h"
 #include "ops/moe/moe.h"
 
 namespace tessera {
 namespace {
+
+// Of consecutive items: a thread fetches an item's weights while it computes the one before.
+constexpr int64_t kRunsPerThread = 8;
 
 int64_t padded(int64_t width) {
     return (width + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs;
@@ -49,8 +53,15 @@ class MoeRun {
     void run(const OpContext& context) {
         sort_rows();
         list_items();
-        context.threads.parallel_for(static_cast<int64_t>(ws_.items_.size()),
-                                     [&](int64_t i, int) { gate_up(ws_.items_[static_cast<size_t>(i)]); });
+        const auto items = static_cast<int64_t>(ws_.items_.size());
+        const int64_t runs = std::min(items, kRunsPerThread * context.threads.size());
+        context.threads.parallel_for(runs, [&](int64_t run, int) {
+            const int64_t last = items * (run + 1) / runs - 1;
+            for (int64_t i = items * run / runs; i <= last; ++i) {
+                gate_up(ws_.items_[static_cast<size_t>(i)],
+                        i < last ? &ws_.items_[static_cast<size_t>(i + 1)] : nullptr);
+            }
+        });
         const int64_t blocks = (args_.hidden + kBlockOutputs - 1) / kBlockOutputs;
         const int64_t chunks = chunks_of(args_.tokens);
         context.threads.parallel_for(chunks * blocks, [&](int64_t i, int) {
@@ -124,7 +135,8 @@ class MoeRun {
         return hidden + args_.tokens * args_.k * width_ + row * shared_width_;
     }
 
-    void gate_up(const MoeWorkspace::Item& item) const {
+    // `next`: what this thread computes then, or null.
+    void gate_up(const MoeWorkspace::Item& item, const MoeWorkspace::Item* next) const {
         const float* rows[kGemmRowsMax];
         for (int64_t r = 0; r < item.rows; ++r) {
             int64_t token = item.row + r;
@@ -135,11 +147,16 @@ class MoeRun {
             rows[r] = args_.x + token * args_.x_stride;
         }
         const PackedMatrix& weight = expert(item.expert).gate_up;
+        const int64_t width = item.expert < experts_ ? width_ : shared_width_;
+        float* hidden = hidden_row(item.expert, item.row) + item.block * kBlockOutputs / 2;
+        const int64_t pairs = weight.block_panels(item.block) / 2;
+        for (int64_t r = 0; r < std::min<int64_t>(item.rows, kOwnRowsMax); ++r) {
+            own_lines(hidden + r * width, pairs * kPanelOutputs);
+        }
         alignas(64) float out[kGemmRowsMax * kBlockOutputs];
-        gemm_block({rows, item.rows, &weight, item.block, out});
-        swiglu_block({out, item.rows, weight.block_panels(item.block) / 2,
-                      hidden_row(item.expert, item.row) + item.block * kBlockOutputs / 2,
-                      item.expert < experts_ ? width_ : shared_width_});
+        gemm_block({rows, item.rows, &weight, item.block, out,
+                    next == nullptr ? nullptr : expert(next->expert).gate_up.block_data(next->block)});
+        swiglu_block({out, item.rows, pairs, hidden, width});
     }
 
     // The sums of the tokens [begin, end) for one block of outputs.
@@ -150,28 +167,54 @@ class MoeRun {
         int64_t block = 0;
     };
 
+    // Rows [row, row + rows) of an expert.
+    struct ExpertRows {
+        int64_t expert = 0;
+        int64_t row = 0;
+        int64_t rows = 0;
+    };
+
+    // An expert's rows among the tokens [begin, end).
+    ExpertRows expert_rows(int32_t e, int64_t begin, int64_t end) const {
+        const int32_t* tokens = ws_.tokens_.data();
+        const int32_t* first = tokens + ws_.first_[static_cast<size_t>(e)];
+        const int32_t* last = tokens + ws_.first_[static_cast<size_t>(e) + 1];
+        const int32_t* from = std::lower_bound(first, last, begin);
+        const int32_t* to = std::lower_bound(from, last, end);
+        return {e, from - first, to - from};
+    }
+
     // y[begin .. end) += the sum over experts, for one block of outputs.
     void down(int64_t begin, int64_t end, int64_t block) const {
         alignas(64) float data[kGemmRowsMax * kBlockOutputs];
         std::fill_n(data, (end - begin) * kBlockOutputs, 0.0f);
         const Sums sums{data, begin, end, block};
+        const int64_t columns = std::min(kBlockOutputs, args_.hidden - block * kBlockOutputs);
+        float* y_block = args_.y + begin * args_.y_stride + block * kBlockOutputs;
+        for (int64_t t = 0; t < std::min(end - begin, kOwnRowsMax); ++t) {
+            own_lines(y_block + t * args_.y_stride, columns);
+        }
+        // One expert behind: its weights are fetched while those before it are used.
+        ExpertRows waiting;
+        const auto add = [&](const ExpertRows& part) {
+            if (waiting.rows > 0) {
+                add_expert(waiting, sums,
+                           part.rows > 0 ? expert(part.expert).down.block_data(block) : nullptr);
+            }
+            waiting = part;
+        };
         for (int32_t e : ws_.active_) {
-            const int32_t* tokens = ws_.tokens_.data();
-            const int32_t* first = tokens + ws_.first_[static_cast<size_t>(e)];
-            const int32_t* last = tokens + ws_.first_[static_cast<size_t>(e) + 1];
-            const int32_t* from = std::lower_bound(first, last, begin);
-            const int32_t* to = std::lower_bound(from, last, end);
-            if (from != to) {
-                add_expert(e, from - first, to - from, sums);
+            if (const ExpertRows part = expert_rows(e, begin, end); part.rows > 0) {
+                add(part);
             }
         }
         if (args_.shared != nullptr) {
-            add_expert(experts_, begin, end - begin, sums);
+            add({experts_, begin, end - begin});
         }
-        const int64_t columns = std::min(kBlockOutputs, args_.hidden - block * kBlockOutputs);
-        for (int64_t t = begin; t < end; ++t) {
-            float* y = args_.y + t * args_.y_stride + block * kBlockOutputs;
-            const float* sum = data + (t - begin) * kBlockOutputs;
+        add({});
+        for (int64_t t = 0; t < end - begin; ++t) {
+            float* y = y_block + t * args_.y_stride;
+            const float* sum = data + t * kBlockOutputs;
             for (int64_t c = 0; c < columns; ++c) {
                 y[c] += sum[c];
             }
@@ -179,13 +222,15 @@ class MoeRun {
     }
 
     // sums += weight * down(row) for the rows [row, row + rows) of an expert.
-    void add_expert(int64_t e, int64_t row, int64_t rows, const Sums& sums) const {
+    // `next`: the weights after these.
+    void add_expert(const ExpertRows& part, const Sums& sums, const std::byte* next) const {
+        const auto [e, row, rows] = part;
         const float* pointers[kGemmRowsMax];
         for (int64_t r = 0; r < rows; ++r) {
             pointers[r] = hidden_row(e, row + r);
         }
         alignas(64) float out[kGemmRowsMax * kBlockOutputs];
-        gemm_block({pointers, rows, &expert(e).down, sums.block, out});
+        gemm_block({pointers, rows, &expert(e).down, sums.block, out, next});
         const int64_t columns = expert(e).down.block_panels(sums.block) * kPanelOutputs;
         for (int64_t r = 0; r < rows; ++r) {
             int64_t token = row + r;
