@@ -260,10 +260,11 @@ namespace tessera {
 
 namespace {
 
-// Items that a thread claims at once, so that it can fetch the next one's keys. Items lie in falling order of
-// cost; where they differ much, or are few, they are claimed one by one.
+// Items that a thread claims at once, so that it can fetch the next one's keys. Only items of decode have the
+// use: they wait for memory. Items lie in falling order of cost; where they differ much, or are few, they are
+// claimed one by one, as are those of a prompt, which are long.
 int64_t run_length(std::span<const AttentionItem> items, int threads) {
-    if (items.empty() || items.front().cost > 2 * items.back().cost) {
+    if (items.empty() || items.front().queries > 1 || items.front().cost > 2 * items.back().cost) {
         return 1;
     }
     return std::max<int64_t>(1, static_cast<int64_t>(items.size()) / (4 * threads));

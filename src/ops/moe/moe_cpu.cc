@@ -54,7 +54,9 @@ class MoeRun {
         sort_rows();
         list_items();
         const auto items = static_cast<int64_t>(ws_.items_.size());
-        const int64_t runs = std::min(items, kRunsPerThread * context.threads.size());
+        // A prompt's items are long: one by one they balance better, and fetching ahead gains little.
+        const int64_t runs =
+            args_.tokens > kGemmRowsMax ? items : std::min(items, kRunsPerThread * context.threads.size());
         context.threads.parallel_for(runs, [&](int64_t run, int) {
             const int64_t last = items * (run + 1) / runs - 1;
             for (int64_t i = items * run / runs; i <= last; ++i) {
