@@ -43,6 +43,9 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_option("--seed", a.seed, "the same seed and conversation give the same answers; default: random");
     app.add_option("--max-tokens", a.max_tokens, "of one answer; 0 = up to the end of the context")
         ->check(CLI::Range(0, 1 << 30));
+    app.add_option("--device", a.engine.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
     app.add_option("--threads", a.engine.threads, "0 = all the cores that the process may use")
         ->check(CLI::Range(0, 1024));
     app.footer(

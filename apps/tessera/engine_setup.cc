@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <unistd.h>
 #include <utility>
 
 #include "base/build_mode.h"
+#include "device_model.h"
 #include "model_setup.h"
 #include "runner/cpu_runner.h"
+#include "step_time.h"
 
 namespace tessera {
 namespace {
@@ -32,20 +35,20 @@ class OwningRunner final : public Runner {
     std::unique_ptr<Runner> runner_;
 };
 
-struct PoolSize {
-    int32_t pages = 0;
-    int64_t bytes = 0;
-};
+// The pool's pages as asked for; 0 = on CUDA, what the device has left.
+int64_t wanted_pages(const EngineOptions& options, int64_t needed, int64_t page_bytes) {
+    if (options.num_pages > 0) {
+        return options.num_pages;
+    }
+    if (options.kv_cache_bytes > 0) {
+        return options.kv_cache_bytes / page_bytes;
+    }
+    return options.device == "cuda" ? 0 : std::max(kDefaultPoolBytes / page_bytes, needed);
+}
 
 // Enough pages for one request of the longest length, whatever was asked for.
-Result<PoolSize> size_pool(const EngineOptions& options, int32_t max_model_len, int64_t page_bytes) {
+Status check_pool(int64_t pages, int32_t max_model_len, int64_t page_bytes) {
     const int64_t needed = (max_model_len + kPageTokens - 1) / kPageTokens;
-    int64_t pages = options.num_pages;
-    if (pages == 0) {
-        const int64_t bytes = options.kv_cache_bytes > 0 ? options.kv_cache_bytes
-                                                         : std::max(kDefaultPoolBytes, needed * page_bytes);
-        pages = bytes / page_bytes;
-    }
     if (pages < needed) {
         return invalid_argument(
             fmt::format("the KV cache of {} pages ({:.1f} MB) cannot hold one request of --max-model-len {}, "
@@ -57,7 +60,62 @@ Result<PoolSize> size_pool(const EngineOptions& options, int32_t max_model_len, 
     if (pages > INT32_MAX) {
         return invalid_argument("the KV cache has more than 2^31 pages: lower --kv-cache-memory-bytes");
     }
-    return PoolSize{static_cast<int32_t>(pages), pages * page_bytes};
+    return {};
+}
+
+// Memory is taken page by page as it is used, so that a pool larger than the machine would only fail under
+// load.
+Status check_host_memory(int64_t pages, int64_t page_bytes) {
+    const double machine =
+        static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+    const double pool = static_cast<double>(pages) * static_cast<double>(page_bytes);
+    if (pool > machine) {
+        return invalid_argument(fmt::format(
+            "the KV cache of {} pages ({:.1f} GB) is larger than this machine's memory ({:.1f} GB): lower "
+            "--kv-cache-memory-bytes or --max-model-len",
+            pages, pool * 1e-9, machine * 1e-9));
+    }
+    return {};
+}
+
+// Sizes the pool; sets its figures in the bundle.
+Result<std::unique_ptr<Runner>> make_runner(ModelBundle model, const EngineOptions& options,
+                                            EngineBundle& bundle) {
+    const int64_t page_bytes = model.model->page_format().page_bytes();
+    const int64_t needed = (bundle.max_model_len + kPageTokens - 1) / kPageTokens;
+    const int64_t wanted = wanted_pages(options, needed, page_bytes);
+    const bool rest_of_device = options.device == "cuda" && wanted == 0 && options.kv_cache_bytes == 0;
+    if (!rest_of_device) {
+        if (Status status = check_pool(wanted, bundle.max_model_len, page_bytes); !status.ok()) {
+            return status;
+        }
+    }
+    if (options.device == "cpu") {
+        if (Status status = check_host_memory(wanted, page_bytes); !status.ok()) {
+            return status;
+        }
+    }
+    bundle.num_pages = static_cast<int32_t>(wanted);
+    std::unique_ptr<Runner> runner;
+    if (options.device == "cuda") {
+        Result<DeviceRunner> made = make_cuda_runner(std::move(model), options, bundle.num_pages);
+        if (!made.ok()) {
+            return made.status();
+        }
+        bundle.num_pages = made->num_pages;
+        runner = std::move(made->runner);
+    } else {
+        const CpuRunnerConfig config{.num_pages = bundle.num_pages,
+                                     .max_num_seqs = options.max_num_seqs,
+                                     .max_num_batched_tokens = options.max_num_batched_tokens,
+                                     .poison = kDebugBuild};
+        runner = std::make_unique<OwningRunner>(std::move(model.threads), std::move(model.model), config);
+    }
+    if (Status status = check_pool(bundle.num_pages, bundle.max_model_len, page_bytes); !status.ok()) {
+        return status;
+    }
+    bundle.kv_cache_bytes = bundle.num_pages * page_bytes;
+    return runner;
 }
 
 Result<int32_t> resolve_max_model_len(const EngineOptions& options, const ModelConfig& config) {
@@ -75,7 +133,6 @@ Result<int32_t> resolve_max_model_len(const EngineOptions& options, const ModelC
 EngineConfig engine_config(const EngineOptions& options, const ModelBundle& model,
                            const EngineBundle& bundle) {
     EngineConfig config;
-    config.num_pages = bundle.num_pages;
     config.prefix_caching = options.prefix_caching;
     config.max_queued_requests = options.max_queued_requests;
     config.max_queued_tokens = options.max_queued_tokens;
@@ -92,9 +149,8 @@ EngineConfig engine_config(const EngineOptions& options, const ModelBundle& mode
 }  // namespace
 
 Result<EngineBundle> make_engine(const EngineOptions& options) {
-    if (options.device != "cpu") {
-        return invalid_argument(
-            fmt::format("--device {}: this build has only the cpu backend", options.device));
+    if (options.device != "cpu" && options.device != "cuda") {
+        return invalid_argument(fmt::format("--device {}: give cpu or cuda", options.device));
     }
     if (options.max_num_batched_tokens < options.max_num_seqs) {
         return invalid_argument(
@@ -109,10 +165,14 @@ Result<EngineBundle> make_engine(const EngineOptions& options) {
     }
     bundle.tokenizer = tokenizer.take();
     Result<ModelBundle> model = make_model({.folder = options.model,
+                                            .device = options.device,
                                             .kv_cache_dtype = options.kv_cache_dtype,
                                             .threads = options.threads,
                                             .tokens_max = options.max_num_batched_tokens,
                                             .logit_rows_max = options.max_num_seqs,
+                                            .sequences_max = options.max_num_seqs,
+                                            .positions_max = options.max_model_len,
+                                            .gpu_memory_utilization = options.gpu_memory_utilization,
                                             .weight_only = options.weight_only,
                                             .progress = options.progress});
     if (!model.ok()) {
@@ -123,25 +183,22 @@ Result<EngineBundle> make_engine(const EngineOptions& options) {
         return max_model_len.status();
     }
     bundle.max_model_len = *max_model_len;
-    Result<PoolSize> pool =
-        size_pool(options, bundle.max_model_len, model->model->page_format().page_bytes());
-    if (!pool.ok()) {
-        return pool.status();
-    }
-    bundle.num_pages = pool->pages;
-    bundle.kv_cache_bytes = pool->bytes;
     bundle.config = model->config;
     bundle.generation = model->generation;
     bundle.weight_bytes = model->weight_bytes;
     bundle.kv_cache_dtype = dtype_name(model->model->page_format().kv_dtype);
     bundle.threads = model->threads->size();
-    const EngineConfig config = engine_config(options, *model, bundle);
-    const CpuRunnerConfig runner{.num_pages = bundle.num_pages,
-                                 .max_num_seqs = options.max_num_seqs,
-                                 .max_num_batched_tokens = options.max_num_batched_tokens,
-                                 .poison = kDebugBuild};
-    bundle.engine = std::make_unique<Engine>(
-        config, std::make_unique<OwningRunner>(std::move(model->threads), std::move(model->model), runner));
+    EngineConfig config = engine_config(options, *model, bundle);
+    if (options.target_tpot_s > 0 && options.device == "cpu") {
+        config.scheduler.target_tpot_s = options.target_tpot_s;
+        config.scheduler.step_time = measure_step_time(*model->model, options.max_num_batched_tokens);
+    }
+    Result<std::unique_ptr<Runner>> runner = make_runner(model.take(), options, bundle);
+    if (!runner.ok()) {
+        return runner.status();
+    }
+    config.num_pages = bundle.num_pages;
+    bundle.engine = std::make_unique<Engine>(config, runner.take());
     return bundle;
 }
 

@@ -13,16 +13,22 @@
 namespace tessera {
 
 struct EngineOptions {
-    std::string model;  // folder
-    std::string device = "cpu";
-    std::string kv_cache_dtype = "auto";  // auto (= float32 on the CPU), float32, bfloat16
+    std::string model;                    // folder
+    std::string device = "cpu";           // or cuda
+    std::string kv_cache_dtype = "auto";  // parse_kv_dtype()
     int32_t threads = 0;                  // 0 = the machine's
     int32_t max_model_len = 0;            // 0 = the model's max_position_embeddings
     int32_t max_num_seqs = 64;
     int32_t max_num_batched_tokens = 512;
-    int64_t kv_cache_bytes = 0;  // 0 = 1 GiB, or what one request of max_model_len needs, if that is more
-    int32_t num_pages = 0;       // 0 = from kv_cache_bytes
+    // 0 = on the CPU 1 GiB, or what one request of max_model_len needs, if that is more; on CUDA what
+    // gpu_memory_utilization leaves.
+    int64_t kv_cache_bytes = 0;
+    int32_t num_pages = 0;  // 0 = from kv_cache_bytes
+    double gpu_memory_utilization =
+        0.9;  // CUDA: share of the device's memory that may be used for everything
     bool prefix_caching = true;
+    // A prefill chunk beside decoding streams is cut so that the step stays under this; 0 = not cut.
+    double target_tpot_s = 0;
     bool weight_only = false;
     int32_t max_queued_requests = 4096;
     int64_t max_queued_tokens = 0;

@@ -46,7 +46,11 @@ std::optional<int> parse(int argc, char** argv, Arguments& arguments) {
     app.add_option("--limit", arguments.limit, "only the first N cases of each file; 0 = all")
         ->check(CLI::Range(0, 1 << 30));
     app.add_flag("--json", arguments.json, "one JSON object a line on standard output (the only form)");
-    app.add_option("--kv-cache-dtype", arguments.setup.kv_cache_dtype, "auto, float32 or bfloat16")
+    app.add_option("--device", arguments.setup.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    app.add_option("--kv-cache-dtype", arguments.setup.kv_cache_dtype,
+                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bfloat16, fp8")
         ->capture_default_str();
     app.add_option("--threads", arguments.setup.threads, "0 = all the cores that the process may use")
         ->check(CLI::Range(0, 1024));

@@ -45,8 +45,11 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_flag("--ignore-eos", a.sampling.ignore_eos, "go on past the end token");
     app.add_flag("--keep-special-tokens", a.keep_special, "show special tokens in the text");
     app.add_flag("--json", a.json, "one JSON object a line, in input order");
-    app.add_option("--device", a.engine.device, "cpu")->capture_default_str();
-    app.add_option("--kv-cache-dtype", a.engine.kv_cache_dtype, "auto, float32 or bfloat16")
+    app.add_option("--device", a.engine.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    app.add_option("--kv-cache-dtype", a.engine.kv_cache_dtype,
+                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bfloat16, fp8")
         ->capture_default_str();
     app.add_option("--threads", a.engine.threads, "0 = all the cores that the process may use")
         ->check(CLI::Range(0, 1024));

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "device_model.h"
 #include "weights/loader.h"
 
 namespace tessera {
@@ -39,23 +40,35 @@ int32_t resolve_threads(int32_t threads) {
     return std::clamp(CPU_COUNT(&allowed), 1, 64);
 }
 
-Result<DType> parse_kv_dtype(const std::string& name) {
-    if (name == "auto" || name == "float32") {
-        return DType::kFloat32;
-    }
-    if (name == "bfloat16") {
+Result<DType> parse_kv_dtype(const std::string& device, const std::string& name) {
+    const bool cuda = device == "cuda";
+    if (name == "bfloat16" || (cuda && name == "auto")) {
         return DType::kBFloat16;
     }
-    return invalid_argument(
-        fmt::format("--kv-cache-dtype {}: the CPU has auto (= float32), float32 and bfloat16", name));
+    if (!cuda && (name == "auto" || name == "float32")) {
+        return DType::kFloat32;
+    }
+    if (cuda && (name == "fp8" || name == "fp8_e4m3")) {
+        return DType::kFloat8E4M3;
+    }
+    return invalid_argument(fmt::format("--kv-cache-dtype {}: {}", name,
+                                        cuda ? "CUDA has auto (= bfloat16), bfloat16 and fp8"
+                                             : "the CPU has auto (= float32), float32 and bfloat16"));
 }
 
 Result<ModelBundle> make_model(const ModelSetup& setup) {
-    Result<DType> kv_dtype = parse_kv_dtype(setup.kv_cache_dtype);
+    Result<DType> kv_dtype = parse_kv_dtype(setup.device, setup.kv_cache_dtype);
     if (!kv_dtype.ok()) {
         return kv_dtype.status();
     }
     ModelBundle bundle;
+    if (setup.device == "cuda") {
+        Result<std::shared_ptr<CudaDevice>> device = open_cuda_device(setup.gpu_memory_utilization);
+        if (!device.ok()) {
+            return device.status();
+        }
+        bundle.device = device.take();
+    }
     const int32_t threads = resolve_threads(setup.threads);
     Result<LoadedModel> loaded =
         load_model(setup.folder, {.threads = threads, .progress = progress_on_terminal(setup.progress)});
@@ -63,12 +76,14 @@ Result<ModelBundle> make_model(const ModelSetup& setup) {
         return loaded.status();
     }
     bundle.threads = std::make_unique<ThreadPool>(threads);
-    const ModelOptions options{.kv_dtype = *kv_dtype,
-                               .weight_only = setup.weight_only,
-                               .tokens_max = setup.tokens_max,
-                               .logit_rows_max = setup.logit_rows_max};
-    Result<std::unique_ptr<Hy3Model>> model =
-        Hy3Model::create(loaded->config, loaded->weights, options, *bundle.threads);
+    Result<std::unique_ptr<Hy3Model>> model = bundle.device != nullptr
+                                                  ? make_cuda_model(*bundle.device, *loaded, setup, *kv_dtype)
+                                                  : Hy3Model::create(loaded->config, loaded->weights,
+                                                                     {.kv_dtype = *kv_dtype,
+                                                                      .weight_only = setup.weight_only,
+                                                                      .tokens_max = setup.tokens_max,
+                                                                      .logit_rows_max = setup.logit_rows_max},
+                                                                     *bundle.threads);
     if (!model.ok()) {
         return model.status();
     }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "cli.h"
+#include "model_setup.h"
 #include "types/page_format.h"
 #include "weights/loader.h"
 
@@ -28,6 +29,7 @@ struct RawFlags {
     int64_t pool_tokens = 0;
     int block_size = static_cast<int>(kPageTokens);
     int tensor_parallel = 1;
+    double target_tpot_ms = 50;  // the promise of the service level that Tessera is built for
     bool ignored = false;
 };
 
@@ -74,14 +76,20 @@ void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
 
 void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
     app.add_option("--kv-cache-dtype", c.engine.kv_cache_dtype,
-                   "auto (= float32 on the CPU), float32 or bfloat16")
+                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bfloat16, fp8")
         ->capture_default_str();
     app.add_option("--block-size,--page-size", raw.block_size, "tokens of a KV page: 64")
         ->capture_default_str();
     auto* bytes =
-        app.add_option("--kv-cache-memory-bytes", c.engine.kv_cache_bytes,
-                       "the KV pool's size, e.g. 4GiB; 0 = 1 GiB, or what one longest request needs")
+        app.add_option(
+               "--kv-cache-memory-bytes", c.engine.kv_cache_bytes,
+               "the KV pool's size, e.g. 4GiB; 0 = on the CPU 1 GiB, or what one longest request needs; on "
+               "CUDA what --gpu-memory-utilization leaves")
             ->transform(size_value());
+    app.add_option("--gpu-memory-utilization,--mem-fraction-static", c.engine.gpu_memory_utilization,
+                   "CUDA: the share of the device's memory for weights, KV pool and workspaces")
+        ->check(number_range(0.01, 1.0))
+        ->capture_default_str();
     auto* pages =
         app.add_option("--num-gpu-blocks-override", c.engine.num_pages, "the KV pool's size in pages")
             ->check(CLI::Range(0, 1 << 30))
@@ -99,6 +107,10 @@ void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
                    "tokens in one step")
         ->transform(size_value())
         ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--target-tpot-ms", raw.target_tpot_ms,
+                   "beside decoding streams a prefill is cut so that a step stays under this; 0 = never cut")
+        ->check(number_range(0.0, 60'000.0))
         ->capture_default_str();
     app.add_option("--max-num-queued-reqs,--max-queued-requests", c.engine.max_queued_requests,
                    "waiting requests; beyond it 429 with Retry-After")
@@ -228,13 +240,9 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
     if (!raw.speculative.empty()) {
         return "speculative decoding is not built yet: leave --speculative-config out";
     }
-    if (c.engine.kv_cache_dtype.starts_with("fp8")) {
-        return fmt::format("--kv-cache-dtype {}: the cpu backend keeps float32 or bfloat16 pages",
-                           c.engine.kv_cache_dtype);
-    }
-    if (c.engine.kv_cache_dtype != "auto" && c.engine.kv_cache_dtype != "float32" &&
-        c.engine.kv_cache_dtype != "bfloat16") {
-        return fmt::format("--kv-cache-dtype {}: give auto, float32 or bfloat16", c.engine.kv_cache_dtype);
+    const Result<DType> kv_dtype = parse_kv_dtype(c.engine.device, c.engine.kv_cache_dtype);
+    if (!kv_dtype.ok()) {
+        return kv_dtype.status().message();
     }
     if (raw.pool_tokens > 0) {
         c.engine.num_pages = static_cast<int32_t>(
@@ -245,6 +253,7 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
         return fmt::format("--default-chat-template-kwargs: not a JSON object: {}", raw.chat_template_kwargs);
     }
     c.chat_template_kwargs = kwargs.take();
+    c.engine.target_tpot_s = raw.target_tpot_ms * 1e-3;
     c.authors_sampling_defaults = raw.generation_config == "auto";
     static constexpr std::pair<std::string_view, LogLevel> kLevels[] = {{"debug", LogLevel::kDebug},
                                                                         {"info", LogLevel::kInfo},
@@ -344,7 +353,9 @@ std::string serve_config_json(const ServeConfig& c) {
         {"threads", threads},
         {"tensor_parallel_size", 1},
         {"max_model_len", max_model_len},
-        {"kv_cache_dtype", c.engine.kv_cache_dtype == "auto" ? "float32" : c.engine.kv_cache_dtype},
+        {"kv_cache_dtype",
+         std::string(dtype_name(parse_kv_dtype(c.engine.device, c.engine.kv_cache_dtype).value()))},
+        {"gpu_memory_utilization", c.engine.gpu_memory_utilization},
         {"block_size", kPageTokens},
         {"kv_cache_memory_bytes", c.engine.kv_cache_bytes},
         {"num_gpu_blocks_override", c.engine.num_pages},
@@ -352,6 +363,7 @@ std::string serve_config_json(const ServeConfig& c) {
         {"cache_salt_shared", c.share_cache_between_keys},
         {"max_num_seqs", c.engine.max_num_seqs},
         {"max_num_batched_tokens", c.engine.max_num_batched_tokens},
+        {"target_tpot_ms", c.engine.target_tpot_s * 1e3},
         {"max_num_queued_reqs", c.engine.max_queued_requests},
         {"max_num_queued_tokens", c.engine.max_queued_tokens},
         {"request_timeout", c.request_timeout_s},

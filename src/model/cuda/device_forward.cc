@@ -61,7 +61,7 @@ Status allocate_layout(MemoryBudget& budget, std::string_view name, DeviceBuffer
 
 }  // namespace
 
-DeviceForward::DeviceForward(const ModelConfig& config, DeviceWeights weights,
+DeviceForward::DeviceForward(Key, const ModelConfig& config, DeviceWeights weights,
                              const DeviceForwardOptions& options, const DeviceProps& device)
     : config_(config),
       options_(options),
@@ -76,7 +76,7 @@ Result<std::unique_ptr<DeviceForward>> DeviceForward::create(const ModelConfig& 
                                                              const DeviceForwardOptions& options,
                                                              const DeviceProps& device,
                                                              MemoryBudget& budget) {
-    std::unique_ptr<DeviceForward> out(new DeviceForward(config, std::move(weights), options, device));
+    auto out = std::make_unique<DeviceForward>(Key(), config, std::move(weights), options, device);
     if (Status status = out->allocate(budget); !status.ok()) {
         return status;
     }

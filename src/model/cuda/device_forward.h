@@ -49,7 +49,11 @@ struct DeviceBatch {
 };
 
 class DeviceForward {
+    struct Key {};  // create() alone makes one
+
   public:
+    DeviceForward(Key key, const ModelConfig& config, DeviceWeights weights,
+                  const DeviceForwardOptions& options, const DeviceProps& device);
     // Takes its workspaces from the budget, which must outlive it.
     static Result<std::unique_ptr<DeviceForward>> create(const ModelConfig& config, DeviceWeights weights,
                                                          const DeviceForwardOptions& options,
@@ -71,8 +75,6 @@ class DeviceForward {
     const __nv_bfloat16* hidden() const { return normed_; }
 
   private:
-    DeviceForward(const ModelConfig& config, DeviceWeights weights, const DeviceForwardOptions& options,
-                  const DeviceProps& device);
     Status allocate(MemoryBudget& budget);
     Status upload_rope(MemoryBudget& budget);
 

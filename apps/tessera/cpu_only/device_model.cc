@@ -1,0 +1,24 @@
+#include "device_model.h"
+
+namespace tessera {
+namespace {
+
+Status without_cuda() {
+    return unimplemented("--device cuda: this build of tessera has no CUDA backend; build the preset cuda");
+}
+
+}  // namespace
+
+Result<std::shared_ptr<CudaDevice>> open_cuda_device(double) {
+    return without_cuda();
+}
+
+Result<std::unique_ptr<Hy3Model>> make_cuda_model(CudaDevice&, const LoadedModel&, const ModelSetup&, DType) {
+    return without_cuda();
+}
+
+Result<DeviceRunner> make_cuda_runner(ModelBundle, const EngineOptions&, int32_t) {
+    return without_cuda();
+}
+
+}  // namespace tessera
