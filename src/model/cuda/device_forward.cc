@@ -295,15 +295,17 @@ void DeviceForward::qkv_post(cudaStream_t stream, const DeviceBatch& batch, cons
 void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
                            int64_t kv_layer) {
     const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
-    PagedKvCuda kv{.pool = batch.pool,
-                   .page_stride = format_.page_bytes(),
-                   .k_offset = format_.k_offset(kv_layer),
-                   .v_offset = format_.v_offset(kv_layer),
-                   .dtype = format_.kv_dtype,
-                   .k_scale = layer.k_scale,
-                   .v_scale = layer.v_scale,
-                   .page_tables = batch.page_tables,
-                   .pages_max = pages_max_};
+    const bool fp8 = format_.kv_dtype == DType::kFloat8E4M3;
+    PagedKvCuda kv{
+        .pool = batch.pool,
+        .page_stride = format_.page_bytes(),
+        .k_offset = format_.k_offset(kv_layer),
+        .v_offset = format_.v_offset(kv_layer),
+        .dtype = format_.kv_dtype,
+        .k_scale = fp8 ? layer.k_scale : 1.0f,  // a checkpoint's scales are those of e4m3 pages alone
+        .v_scale = fp8 ? layer.v_scale : 1.0f,
+        .page_tables = batch.page_tables,
+        .pages_max = pages_max_};
     if (batch.decode_rows > 0) {
         attention_decode_cuda(stream, {.shape = shape_,
                                        .plan = decode_plan(batch),
