@@ -21,7 +21,7 @@ struct StepShape {
     int32_t decode_rows = 0;
     int32_t prefill_tokens = 0;
     int64_t context_tokens = 0;  // sum over rows of the KV length read
-    int64_t attended = 0;        // query-slot pairs of one head: sum over tokens of the slots that each attends
+    int64_t attended = 0;  // query-slot pairs of one head: sum over tokens of the slots that each attends
 };
 
 struct SchedulerConfig {
