@@ -50,7 +50,7 @@ def test_print_config_resolves_and_hides_keys(tmp_path):
     shown = json.loads(result.stdout)
     assert shown["api_keys"] == 4
     assert shown["max_model_len"] == 32768
-    assert shown["served_model_name"] == ["demo"]
+    assert shown["served_model_name"][0] == "demo"
     assert config("--max-model-len", "4K")["max_model_len"] == 4096
     assert config("--context-length", "4k")["max_model_len"] == 4000
     assert config("--kv-cache-memory-bytes", "1.5GiB")["kv_cache_memory_bytes"] == 3 << 29
