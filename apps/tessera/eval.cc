@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "cli.h"
+#include "model_options.h"
 #include "model_setup.h"
 #include "prompt_file.h"
 #include "runner/scorer.h"
@@ -46,16 +47,7 @@ std::optional<int> parse(int argc, char** argv, Arguments& arguments) {
     app.add_option("--limit", arguments.limit, "only the first N cases of each file; 0 = all")
         ->check(CLI::Range(0, 1 << 30));
     app.add_flag("--json", arguments.json, "one JSON object a line on standard output (the only form)");
-    app.add_option("--device", arguments.setup.device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    app.add_option("--kv-cache-dtype", arguments.setup.kv_cache_dtype,
-                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bfloat16, fp8")
-        ->capture_default_str();
-    app.add_option("--threads", arguments.setup.threads, "0 = all the cores that the process may use")
-        ->check(CLI::Range(0, 1024));
-    app.add_flag("--weight-only", arguments.setup.weight_only,
-                 "FP8 checkpoints: leave activations unquantised");
+    add_model_options(app, arguments.setup);
     app.footer(
         "examples:\n"
         "  tessera eval models/demo tests/golden/data/eval_arith.jsonl --json\n"
@@ -68,16 +60,7 @@ Result<std::vector<TokenId>> ids_member(const json::Value& object, std::string_v
     if (list == nullptr || !list->is_array() || list->items().empty()) {
         return invalid_argument(fmt::format("{} must be a list of at least one token id", key));
     }
-    std::vector<TokenId> ids;
-    for (const json::Value& item : list->items()) {
-        const std::optional<int64_t> id = item.as_int64();
-        if (!id || *id < 0 || *id >= vocab_size) {
-            return invalid_argument(
-                fmt::format("{}[{}] must be an integer from 0 to {}", key, ids.size(), vocab_size - 1));
-        }
-        ids.push_back(static_cast<TokenId>(*id));
-    }
-    return ids;
+    return token_ids(*list, key, vocab_size);
 }
 
 Result<std::vector<Case>> read_cases(const std::string& path, const ModelConfig& config, int32_t limit) {

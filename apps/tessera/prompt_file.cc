@@ -32,22 +32,30 @@ Result<std::vector<TokenId>> ids_of(const json::Value& object, const std::string
     if (list == nullptr || !list->is_array()) {
         return invalid_argument(fmt::format("{}: expected an object {{\"ids\": [...]}}", where));
     }
-    std::vector<TokenId> ids;
-    for (const json::Value& item : list->items()) {
-        const std::optional<int64_t> id = item.as_int64();
-        if (!id || *id < 0 || *id >= vocab_size) {
-            return invalid_argument(fmt::format("{}: ids[{}] must be an integer from 0 to {}", where,
-                                                ids.size(), vocab_size - 1));
-        }
-        ids.push_back(static_cast<TokenId>(*id));
+    Result<std::vector<TokenId>> ids = token_ids(*list, "ids", vocab_size);
+    if (!ids.ok()) {
+        return invalid_argument(fmt::format("{}: {}", where, ids.status().message()));
     }
-    if (ids.empty()) {
+    if (ids->empty()) {
         return invalid_argument(fmt::format("{}: ids is empty; at least one token is needed", where));
     }
     return ids;
 }
 
 }  // namespace
+
+Result<std::vector<TokenId>> token_ids(const json::Value& list, std::string_view key, int64_t vocab_size) {
+    std::vector<TokenId> ids;
+    for (const json::Value& item : list.items()) {
+        const std::optional<int64_t> id = item.as_int64();
+        if (!id || *id < 0 || *id >= vocab_size) {
+            return invalid_argument(
+                fmt::format("{}[{}] must be an integer from 0 to {}", key, ids.size(), vocab_size - 1));
+        }
+        ids.push_back(static_cast<TokenId>(*id));
+    }
+    return ids;
+}
 
 Result<std::string> read_file(const std::string& path) {
     return read_all(path);

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "base/status.h"
 #include "types/model_config.h"
 
@@ -12,6 +14,8 @@ namespace tessera {
 Result<std::string> read_file(const std::string& path);  // "-" = standard input
 // Every id is checked against the vocabulary.
 Result<std::vector<std::vector<TokenId>>> read_id_file(const std::string& path, int64_t vocab_size);
+// The ids of a JSON list; an error names the item as key[i] and the vocabulary's range.
+Result<std::vector<TokenId>> token_ids(const json::Value& list, std::string_view key, int64_t vocab_size);
 // Reads a task set line by line: .jsonl, or .jsonl.gz through zlib.
 Result<std::vector<std::string>> read_lines(const std::string& path);
 

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "cli.h"
+#include "model_options.h"
 #include "model_setup.h"
 #include "prompt_file.h"
 #include "runner/scorer.h"
@@ -35,16 +36,7 @@ std::optional<int> parse(int argc, char** argv, Arguments& arguments) {
         ->capture_default_str();
     app.add_flag("--mtp", arguments.mtp, "also the 4 most probable tokens of the MTP layer");
     app.add_flag("--json", arguments.json, "one JSON object a line on standard output (the only form)");
-    app.add_option("--device", arguments.setup.device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    app.add_option("--kv-cache-dtype", arguments.setup.kv_cache_dtype,
-                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bfloat16, fp8")
-        ->capture_default_str();
-    app.add_option("--threads", arguments.setup.threads, "0 = all the cores that the process may use")
-        ->check(CLI::Range(0, 1024));
-    app.add_flag("--weight-only", arguments.setup.weight_only,
-                 "FP8 checkpoints: leave activations unquantised");
+    add_model_options(app, arguments.setup);
     app.footer(
         "Row t is the distribution of token t + 1; token_logprobs[t] is about token t.\n\n"
         "examples:\n"
