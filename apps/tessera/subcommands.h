@@ -10,6 +10,7 @@ int run_score(int argc, char** argv);
 int run_eval(int argc, char** argv);
 int run_tokenize(int argc, char** argv);
 int run_render(int argc, char** argv);
+int run_quantize(int argc, char** argv);
 int run_chat(int argc, char** argv);
 int run_bench(int argc, char** argv);
 int run_ops(int argc, char** argv);

@@ -5,11 +5,33 @@
 #include "ops/linear/linear.h"
 
 namespace tessera {
+namespace {
+
+// K as it lies in the pages, V as it was stored there (float32 in both cases).
+void observe_kv(const Step& step, int64_t kv_layer) {
+    const ModelConfig& config = step.config;
+    const int64_t width = config.q_width() + 2 * config.kv_width();
+    for (int64_t t = 0; t < step.tokens; ++t) {
+        const KvTarget& target = step.work.targets[static_cast<size_t>(t)];
+        const auto* keys = reinterpret_cast<const float*>(target.page + step.format.k_offset(kv_layer));
+        for (int64_t head = 0; head < config.num_kv_heads; ++head) {
+            step.observed->key.add(keys + (head * kPageTokens + target.slot) * config.head_dim,
+                                   config.head_dim);
+        }
+        step.observed->value.add(step.work.qkv + t * width + config.q_width() + config.kv_width(),
+                                 config.kv_width());
+    }
+}
+
+}  // namespace
 
 void self_attention(Step& step, const PackedLayer& layer, int64_t kv_layer) {
     const ModelConfig& config = step.config;
     Workspace& work = step.work;
     const int64_t width = config.q_width() + 2 * config.kv_width();
+    if (step.observed != nullptr) {
+        step.observed->attention_input.add(work.normed, step.tokens * config.hidden_size);
+    }
     linear(step.ops, {.x = work.normed,
                       .x_stride = config.hidden_size,
                       .rows = step.tokens,
@@ -47,6 +69,10 @@ void self_attention(Step& step, const PackedLayer& layer, int64_t kv_layer) {
                          .v_offset = step.format.v_offset(kv_layer),
                          .kv_dtype = step.format.kv_dtype,
                          .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim))});
+    if (step.observed != nullptr) {
+        observe_kv(step, kv_layer);
+        step.observed->output_input.add(work.attention, step.tokens * config.q_width());
+    }
     linear(step.ops, {.x = work.attention,
                       .x_stride = config.q_width(),
                       .rows = step.tokens,

@@ -44,6 +44,9 @@ Status supported(const ModelConfig& config, const ModelOptions& options) {
         return refuse("the KV cache's dtype", dtype_name(options.kv_dtype),
                       "the CPU keeps float32 or bfloat16");
     }
+    if (options.observer != nullptr && options.kv_dtype != DType::kFloat32) {
+        return refuse("the KV cache's dtype", dtype_name(options.kv_dtype), "calibration needs float32");
+    }
     if (options.tokens_max < 1) {
         return refuse("the largest batch", options.tokens_max, "it must be at least 1 token");
     }
@@ -78,7 +81,11 @@ class CpuModel final : public Hy3Model {
           format_(make_format(config, options)),
           packed_(std::move(packed)),
           pool_(pool),
-          work_(config, options) {}
+          work_(config, options) {
+        if (options_.observer != nullptr) {
+            options_.observer->layers.assign(static_cast<size_t>(format_.layers), {});
+        }
+    }
 
     const ModelConfig& config() const override { return config_; }
     const PageFormat& page_format() const override { return format_; }
@@ -100,7 +107,7 @@ class CpuModel final : public Hy3Model {
                          .y_stride = config_.hidden_size});
         start_trace(step, trace);
         for (size_t i = 0; i < packed_.layers.size(); ++i) {
-            decoder_block(step, packed_.layers[i], static_cast<int64_t>(i));
+            run_block(step, packed_.layers[i], static_cast<int64_t>(i));
             trace_layer(step, i, trace);
         }
         finish(step, packed_.final_norm, batch.logit_rows, output);
@@ -115,7 +122,7 @@ class CpuModel final : public Hy3Model {
         Step step = begin(static_cast<int64_t>(batch.next_tokens.size()), batch.pool);
         prepare_step(step, batch.sequences, 1);
         mtp_input(step, packed_, batch.hidden, batch.next_tokens);
-        decoder_block(step, packed_.mtp.layer, config_.num_layers);
+        run_block(step, packed_.mtp.layer, config_.num_layers);
         finish(step, packed_.mtp.final_norm, batch.logit_rows, output);
     }
 
@@ -123,6 +130,13 @@ class CpuModel final : public Hy3Model {
     Step begin(int64_t tokens, PagePoolView pool) {
         check(tokens >= 1 && tokens <= options_.tokens_max, "forward: the batch exceeds tokens_max");
         return {config_, format_, OpContext{pool_}, work_, pool, tokens};
+    }
+
+    void run_block(Step& step, const PackedLayer& layer, int64_t kv_layer) const {
+        if (options_.observer != nullptr) {
+            step.observed = &options_.observer->layers[static_cast<size_t>(kv_layer)];
+        }
+        decoder_block(step, layer, kv_layer);
     }
 
     // normed = the final norm of the residual; then the outputs that were asked for.

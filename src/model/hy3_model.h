@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "model/observer.h"
 #include "types/model_config.h"
 #include "types/page_format.h"
 #include "weights/model_weights.h"
@@ -23,6 +24,8 @@ struct ModelOptions {
     bool weight_only = false;          // FP8 checkpoints: do not quantise activations
     int32_t tokens_max = 2048;         // largest batch, in tokens; fixes the workspaces
     int32_t logit_rows_max = 256;
+    // For calibration: every pass adds what it sees. Emptied by create(). On the CPU, with a float32 cache.
+    ActivationObserver* observer = nullptr;
 };
 
 // A run of consecutive tokens of one sequence inside a batch.

@@ -28,6 +28,21 @@ void route(Step& step, const PackedLayer& layer) {
                            .weights = work.expert_weights});
 }
 
+// moe() has left the SwiGLU outputs in its workspace.
+void observe(const Step& step, const PackedLayer& layer, const MoeArgs& args) {
+    LayerMagnitudes& observed = *step.observed;
+    observed.mlp_input.add(args.x, args.tokens * args.hidden);
+    const float* hidden = args.workspace->hidden();
+    if (layer.is_moe) {
+        const int64_t floats = args.tokens * args.k * args.experts[0].padded_width();
+        observed.expert_down_input.add(hidden, floats);
+        hidden += floats;
+    }
+    if (args.shared != nullptr) {
+        observed.shared_down_input.add(hidden, args.tokens * args.shared->padded_width());
+    }
+}
+
 }  // namespace
 
 void feed_forward(Step& step, const PackedLayer& layer) {
@@ -50,6 +65,9 @@ void feed_forward(Step& step, const PackedLayer& layer) {
         args.weights = work.expert_weights;
     }
     moe(step.ops, args);
+    if (step.observed != nullptr) {
+        observe(step, layer, args);
+    }
 }
 
 }  // namespace tessera

@@ -41,6 +41,7 @@ struct Step {
     Workspace& work;
     PagePoolView pool;
     int64_t tokens = 0;
+    LayerMagnitudes* observed = nullptr;  // of the layer that runs; null unless the model is observed
 
     float eps() const { return static_cast<float>(config.rms_norm_eps); }
 };

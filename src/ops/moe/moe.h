@@ -20,6 +20,8 @@ struct ExpertWeights {
     // same.
     PackedMatrix gate_up;  // inputs = hidden, outputs = 2 * width (padded to 16)
     PackedMatrix down;     // inputs = width, outputs = hidden
+
+    int64_t padded_width() const { return gate_up.outputs / 2; }  // a multiple of 16; the padding is zero
 };
 
 struct MoeShape {
@@ -34,6 +36,10 @@ struct MoeShape {
 class MoeWorkspace {
   public:
     explicit MoeWorkspace(const MoeShape& shape);
+
+    // What the last moe() gave to the down projections: [tokens * k rows of all experts, padded width], then
+    // the shared expert's [tokens, padded width].
+    const float* hidden() const { return hidden_.as<float>(); }
 
   private:
     friend class MoeRun;

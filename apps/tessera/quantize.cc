@@ -1,0 +1,205 @@
+// tessera quantize: a model folder -> the same model in the official FP8 release's format, with static scales
+// measured on a calibration file.
+#include <algorithm>
+#include <cstdio>
+#include <fmt/format.h>
+#include <memory>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "calibration_file.h"
+#include "cli.h"
+#include "model/hy3_model.h"
+#include "model_setup.h"
+#include "runner/scorer.h"
+#include "subcommands.h"
+#include "text/tokenizer.h"
+#include "weights/fp8_export.h"
+#include "weights/loader.h"
+
+namespace tessera {
+namespace {
+
+constexpr int32_t kChunkTokens = 512;
+
+struct Arguments {
+    std::string model, out, calibration;
+    std::string scheme;
+    CalibrationLimits limits{.samples_max = 512, .tokens_max = 2048};
+    double percentile = 100;
+    double shard_gb = 5;
+    int32_t threads = 0;
+};
+
+std::optional<int> parse(int argc, char** argv, Arguments& a) {
+    CLI::App app(
+        "Writes a model in the official FP8 release's format: e4m3 projections with a scale for each weight, "
+        "and "
+        "static\nscales of every projection's input, of K and of V, measured while the model reads a "
+        "calibration "
+        "file.\nRouters, norms, the embedding, lm_head and eh_proj stay as they are.");
+    app.name("tessera quantize");
+    app.add_option("MODEL", a.model, "model folder in Hugging Face layout, not yet quantised")->required();
+    app.add_option("OUT", a.out, "the folder to make; it must not exist")->required();
+    app.add_option("--scheme", a.scheme, "fp8")->required()->check(CLI::IsMember({"fp8"}));
+    app.add_option("--calibration", a.calibration, "samples to measure on: .jsonl or .jsonl.gz (see below)")
+        ->required();
+    app.add_option("--samples", a.limits.samples_max, "the first samples of the file that are used")
+        ->check(CLI::Range(1, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--max-length", a.limits.tokens_max, "tokens of a sample; what is longer is cut")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option(
+           "--percentile", a.percentile,
+           "share of the observed magnitudes, in per cent, that an input's scale must hold without clipping; "
+           "100 = the largest")
+        ->check(number_range(50.0, 100.0))
+        ->capture_default_str();
+    app.add_option("--shard-size", a.shard_gb, "GB of weights in a file")
+        ->check(number_range(0.001, 1000.0))
+        ->capture_default_str();
+    app.add_option("--threads", a.threads, "0 = all the cores that the process may use")
+        ->check(CLI::Range(0, 1024));
+    app.footer(
+        "A line of the calibration file is one sample: {\"text\": TEXT}, {\"messages\": [...], \"tools\"?, "
+        "\"kwargs\"?} (a conversation\nas `tessera render` takes it) or {\"ids\": [...]}. Take texts like "
+        "those that "
+        "the model will see, and none that it\nwill be judged by: a few hundred samples are enough.\n\n"
+        "example:\n"
+        "  tessera quantize models/demo demo-fp8 --scheme fp8 --calibration models/demo/calibration.jsonl");
+    return parse_arguments(app, argc, argv);
+}
+
+// A line on a terminal that is written over; elsewhere a line a tenth of the way.
+class Progress {
+  public:
+    explicit Progress(std::string_view what) : what_(what), terminal_(isatty(STDERR_FILENO) != 0) {}
+    void show(int64_t done, int64_t total) {
+        const auto percent = static_cast<int>(100 * done / std::max<int64_t>(total, 1));
+        if (percent == shown_ || (!terminal_ && percent / 10 == shown_ / 10 && shown_ >= 0)) {
+            return;
+        }
+        shown_ = percent;
+        std::fprintf(stderr, "%s%s: %3d %%%s", terminal_ ? "\r" : "", what_.c_str(), percent,
+                     !terminal_ || done >= total ? "\n" : "");
+    }
+
+  private:
+    const std::string what_;
+    const bool terminal_;
+    int shown_ = -1;
+};
+
+// Reads the samples; the MTP layer reads them too, each position with the token that really follows.
+Status observe(const LoadedModel& loaded, const std::vector<std::vector<TokenId>>& samples, ThreadPool& pool,
+               ActivationObserver& observer) {
+    Result<std::unique_ptr<Hy3Model>> model = Hy3Model::create(
+        loaded.config, loaded.weights,
+        {.tokens_max = kChunkTokens, .logit_rows_max = kChunkTokens, .observer = &observer}, pool);
+    if (!model.ok()) {
+        return model.status();
+    }
+    const auto longest = std::max_element(samples.begin(), samples.end(),
+                                          [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    Result<Scorer> scorer = Scorer::create(**model, kChunkTokens, static_cast<int32_t>(longest->size()));
+    if (!scorer.ok()) {
+        return scorer.status();
+    }
+    Progress progress("observing activations");
+    for (size_t i = 0; i < samples.size(); ++i) {
+        progress.show(static_cast<int64_t>(i), static_cast<int64_t>(samples.size()));
+        scorer->run(samples[i], static_cast<int32_t>(samples[i].size()), loaded.config.num_mtp_layers > 0,
+                    [](int32_t, std::span<const float>, std::span<const float>) {});
+    }
+    progress.show(1, 1);
+    return {};
+}
+
+// Inputs of linears may be clipped at a percentile; K and V never are.
+Result<std::vector<LayerLimits>> layer_limits(const ActivationObserver& observer, double percentile) {
+    std::vector<LayerLimits> limits;
+    for (const LayerMagnitudes& layer : observer.layers) {
+        for (const Magnitudes* seen :
+             {&layer.attention_input, &layer.output_input, &layer.key, &layer.value, &layer.mlp_input,
+              &layer.expert_down_input, &layer.shared_down_input}) {
+            if (!seen->finite()) {
+                return invalid_argument(fmt::format(
+                    "layer {}: an activation is not finite: the model or a sample is broken", limits.size()));
+            }
+        }
+        const auto quantile = [&](const Magnitudes& seen) { return seen.quantile(percentile / 100); };
+        limits.push_back({.attention_input = quantile(layer.attention_input),
+                          .output_input = quantile(layer.output_input),
+                          .key = layer.key.largest(),
+                          .value = layer.value.largest(),
+                          .mlp_input = quantile(layer.mlp_input),
+                          .expert_down_input = quantile(layer.expert_down_input),
+                          .shared_down_input = quantile(layer.shared_down_input)});
+    }
+    return limits;
+}
+
+Status quantize(const Arguments& arguments) {
+    const TimeNs started = now_ns();
+    Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::load(arguments.model);
+    if (!tokenizer.ok()) {
+        return tokenizer.status();
+    }
+    const int32_t threads = resolve_threads(arguments.threads);
+    Progress loading("loading weights");
+    Result<LoadedModel> loaded =
+        load_model(arguments.model, {.threads = threads, .progress = [&](int64_t done, int64_t total) {
+                                         if (done >= total) {
+                                             loading.show(done, total);
+                                         }
+                                     }});
+    if (!loaded.ok()) {
+        return loaded.status();
+    }
+    if (Status status = check_fp8_export(*loaded, arguments.out); !status.ok()) {
+        return status;
+    }
+    CalibrationLimits limits = arguments.limits;
+    limits.tokens_max =
+        static_cast<int32_t>(std::min<int64_t>(limits.tokens_max, loaded->config.max_position_embeddings));
+    const Result<std::vector<std::vector<TokenId>>> samples =
+        read_calibration(arguments.calibration, **tokenizer, loaded->config.vocab_size, limits);
+    if (!samples.ok()) {
+        return samples.status();
+    }
+    ThreadPool pool(threads);
+    auto observer = std::make_unique<ActivationObserver>();
+    if (Status status = observe(*loaded, *samples, pool, *observer); !status.ok()) {
+        return status;
+    }
+    const Result<std::vector<LayerLimits>> measured = layer_limits(*observer, arguments.percentile);
+    if (!measured.ok()) {
+        return measured.status();
+    }
+    Progress writing("writing weights");
+    const Status status =
+        export_fp8(*loaded,
+                   {.layers = *measured,
+                    .shard_bytes_max = static_cast<int64_t>(arguments.shard_gb * 1e9),
+                    .progress = [&](int64_t done, int64_t total) { writing.show(done, total); }},
+                   arguments.out, pool);
+    if (status.ok()) {
+        std::fprintf(stderr, "%s: %zu samples, %.1f s\n", arguments.out.c_str(), samples->size(),
+                     seconds(now_ns() - started));
+    }
+    return status;
+}
+
+}  // namespace
+
+int run_quantize(int argc, char** argv) {
+    Arguments arguments;
+    if (const std::optional<int> status = parse(argc, argv, arguments)) {
+        return *status;
+    }
+    const Status status = quantize(arguments);
+    return status.ok() ? 0 : fail(status);
+}
+
+}  // namespace tessera
