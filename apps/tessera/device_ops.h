@@ -1,8 +1,8 @@
 // The CUDA side of `tessera ops`: one definition in a build with CUDA, another in a build without it.
 #pragma once
 
+#include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -12,8 +12,16 @@ namespace tessera {
 // What --device may name.
 std::vector<std::string> op_devices();
 
+struct DeviceOpsArgs {
+    std::string name;   // of one operator; empty: all
+    uint64_t seed = 1;  // of the random inputs
+    bool small = false;
+    bool json = false;
+};
+
+Status list_cuda_ops();
 // The number of failed cases.
-Result<int> test_cuda_ops(std::string_view name);
-Status bench_cuda_ops(std::string_view name, bool json);
+Result<int> test_cuda_ops(const DeviceOpsArgs& args);
+Status bench_cuda_ops(const DeviceOpsArgs& args);
 
 }  // namespace tessera

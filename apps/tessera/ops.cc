@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <fmt/format.h>
+#include <optional>
 
+#include "base/clock.h"
 #include "base/json.h"
 #include "cli.h"
 #include "device_ops.h"
@@ -22,6 +24,8 @@ struct Arguments {
     std::string variant;  // empty = all that the processor has (test), the best (bench)
     int32_t threads = 0;
     bool json = false;
+    bool small = false;            // CUDA only, as is the seed
+    std::optional<uint64_t> seed;  // fresh inputs when left out
 };
 
 std::vector<const OpEntry*> chosen_operators(const Arguments& arguments) {
@@ -170,11 +174,16 @@ int bench_operators(const Arguments& arguments, OpContext& context) {
     return 0;
 }
 
-void add_common(CLI::App& command, Arguments& arguments) {
-    command.add_option("NAME", arguments.name, "one operator; all when left out");
+void add_device(CLI::App& command, Arguments& arguments) {
     command.add_option("--device", arguments.device, "where they run")
         ->check(CLI::IsMember(op_devices()))
         ->capture_default_str();
+}
+
+void add_common(CLI::App& command, Arguments& arguments) {
+    command.add_option("NAME", arguments.name, "one operator; all when left out");
+    add_device(command, arguments);
+    command.add_option("--seed", arguments.seed, "cuda: of the random inputs; fresh ones when left out");
     command.add_option("--variant", arguments.variant, "avx512, avx2 or reference")
         ->check(CLI::IsMember({"avx512", "avx2", "reference"}));
     command.add_option("--threads", arguments.threads, "0 = all the cores that the process may use")
@@ -198,12 +207,22 @@ std::optional<Status> check_choice(const Arguments& arguments) {
     return std::nullopt;
 }
 
-int run_on_cuda(const Arguments& arguments, bool test) {
-    if (!test) {
-        const Status done = bench_cuda_ops(arguments.name, arguments.json);
+enum class Action : uint8_t { kList, kTest, kBench };
+
+int run_on_cuda(const Arguments& arguments, Action action) {
+    if (action == Action::kList) {
+        const Status done = list_cuda_ops();
         return done.ok() ? 0 : fail(done);
     }
-    const Result<int> failed = test_cuda_ops(arguments.name);
+    const DeviceOpsArgs args{.name = arguments.name,
+                             .seed = arguments.seed.value_or(static_cast<uint64_t>(now_ns()) % 1'000'000),
+                             .small = arguments.small,
+                             .json = arguments.json};
+    if (action == Action::kBench) {
+        const Status done = bench_cuda_ops(args);
+        return done.ok() ? 0 : fail(done);
+    }
+    const Result<int> failed = test_cuda_ops(args);
     if (!failed.ok()) {
         return fail(failed.status());
     }
@@ -217,18 +236,24 @@ int run_ops(int argc, char** argv) {
     CLI::App app("The operator library: what there is, whether it is right, how fast it is.");
     app.name("tessera ops");
     app.require_subcommand(1);
-    const CLI::App* list =
+    CLI::App* list =
         app.add_subcommand("list", "operators and the instruction sets that they are compiled for");
     CLI::App* test = app.add_subcommand("test", "every case of the operators against their references");
     CLI::App* bench = app.add_subcommand("bench", "time of the operators beside the floor of this machine");
+    add_device(*list, arguments);
     add_common(*test, arguments);
     add_common(*bench, arguments);
+    test->add_flag("--small", arguments.small,
+                   "cuda: the small cases alone, as compute-sanitizer wants them");
     bench->add_flag("--json", arguments.json, "one JSON object a line");
     app.footer(
         "us = median with cold level-2 caches, hot_us = straight after one another; floor_us = the larger of "
         "bytes\n"
         "over the measured read bandwidth and multiply-adds over the measured FMA rate; ratio = us / "
-        "floor_us.\n\n"
+        "floor_us.\n"
+        "On cuda: replayed graphs whose inputs rotate past 3 x the level-2 cache; bytes_us and flops_us are "
+        "the\n"
+        "floor by bytes and by operations at the rates that an H200 reaches; of_floor = the larger / us.\n\n"
         "examples:\n"
         "  tessera ops list\n"
         "  tessera ops test attention\n"
@@ -236,11 +261,13 @@ int run_ops(int argc, char** argv) {
     if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
         return *status;
     }
+    if (arguments.device == "cuda") {
+        return run_on_cuda(arguments, list->parsed()   ? Action::kList
+                                      : test->parsed() ? Action::kTest
+                                                       : Action::kBench);
+    }
     if (list->parsed()) {
         return list_operators();
-    }
-    if (arguments.device == "cuda") {
-        return run_on_cuda(arguments, test->parsed());
     }
     if (const std::optional<Status> wrong = check_choice(arguments)) {
         fail(*wrong);

@@ -17,6 +17,7 @@ namespace tessera {
 struct OpError {
     double max_abs = 0;
     double max_rel = 0;  // |a - b| / max(|b|, 1e-6)
+    double rms = 0;      // |a - b| / |b|, 2-norms over all elements; only the device's cases measure it
     int64_t mismatches =
         0;  // elements beyond the case's tolerance; for exact operators, elements that differ at all
     int64_t compared = 0;

@@ -13,11 +13,15 @@ std::vector<std::string> op_devices() {
     return {"cpu"};
 }
 
-Result<int> test_cuda_ops(std::string_view) {
+Status list_cuda_ops() {
     return without_cuda();
 }
 
-Status bench_cuda_ops(std::string_view, bool) {
+Result<int> test_cuda_ops(const DeviceOpsArgs&) {
+    return without_cuda();
+}
+
+Status bench_cuda_ops(const DeviceOpsArgs&) {
     return without_cuda();
 }
 

@@ -3,17 +3,29 @@
 #include "ops/cuda/cuda_report.h"
 
 namespace tessera {
+namespace {
+
+CudaReportArgs report_args(const DeviceOpsArgs& args) {
+    return {.name = args.name, .seed = args.seed, .small = args.small, .json = args.json};
+}
+
+}  // namespace
 
 std::vector<std::string> op_devices() {
     return {"cpu", "cuda"};
 }
 
-Result<int> test_cuda_ops(std::string_view name) {
-    return test_cuda_operators(name);
+Status list_cuda_ops() {
+    list_cuda_operators();
+    return {};
 }
 
-Status bench_cuda_ops(std::string_view name, bool json) {
-    return bench_cuda_operators(name, json);
+Result<int> test_cuda_ops(const DeviceOpsArgs& args) {
+    return test_cuda_operators(report_args(args));
+}
+
+Status bench_cuda_ops(const DeviceOpsArgs& args) {
+    return bench_cuda_operators(report_args(args));
 }
 
 }  // namespace tessera

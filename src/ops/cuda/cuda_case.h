@@ -3,12 +3,14 @@
 // ops bench` read that list.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -35,13 +37,37 @@ struct CudaCaseRun {
     CudaUnit unit = CudaUnit::kFloat32;
 };
 
+// What a case costs at least.
+struct CudaCosts {
+    int64_t bytes = 0;
+    int64_t flops = 0;
+    CudaUnit unit = CudaUnit::kFloat32;
+};
+
+// The run over a Case with launch(stream, set) and check(stream).
+template <typename Case>
+CudaCaseRun make_cuda_run(std::shared_ptr<Case> data, int sets, const CudaCosts& costs) {
+    return {.sets = sets,
+            .launch = [data](cudaStream_t stream, int set) { data->launch(stream, set); },
+            .check = [data](cudaStream_t stream) { return data->check(stream); },
+            .bytes = costs.bytes,
+            .flops = costs.flops,
+            .unit = costs.unit};
+}
+
+// Where a case's data comes from.
+struct CudaCaseData {
+    MemoryBudget& budget;
+    int sets = 1;       // copies wanted
+    uint64_t seed = 1;  // of the random inputs
+};
+
 struct CudaOpCase {
     std::string shape;
     std::string dtype;
     bool bench = true;  // false: only a test, and small
-    // `sets`: copies wanted. The memory comes from the budget.
-    std::function<CudaCaseRun(MemoryBudget&, int sets)> prepare;
-    int64_t bytes = 0;  // as in CudaCaseRun, known before the data is made
+    std::function<CudaCaseRun(const CudaCaseData&)> prepare;
+    int64_t bytes = 0;  // as in CudaCaseRun, known (roughly) before the data is made
 };
 
 // An array on the device in several equal copies, each 256-byte aligned.
@@ -114,6 +140,10 @@ inline std::vector<float> widen_e4m3(std::span<const uint8_t> bits) {
     }
     return out;
 }
+// Of a reference over large data.
+inline int reference_threads() {
+    return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 32);
+}
 inline float rounded_bf16(float value) {
     return bf16_to_f32(f32_to_bf16(value));
 }
@@ -128,23 +158,41 @@ inline OpError compare_close(std::span<const float> got, std::span<const float> 
         error.mismatches = error.compared + 1;
         return error;
     }
+    double squares = 0;
+    double norm = 0;
     for (size_t i = 0; i < want.size(); ++i) {
         const double g = static_cast<double>(got[i]);
         const double w = static_cast<double>(want[i]);
+        norm += std::isfinite(w) ? w * w : 0;
         if (g == w || (std::isnan(g) && std::isnan(w))) {
             continue;
         }
         const double difference = std::fabs(g - w);
+        squares += difference * difference;
         error.max_abs = std::fmax(error.max_abs, difference);
         error.max_rel = std::fmax(error.max_rel, difference / std::fmax(std::fabs(w), 1e-6));
         error.mismatches += difference <= absolute + relative * std::fabs(w) ? 0 : 1;
     }
+    error.rms = std::sqrt(squares / std::fmax(norm, 1e-30));
     return error;
+}
+
+// Compares sums of many products, whose error is a share of their typical size: an element may differ by
+// `absolute` times the root mean square of `want` and by `relative` of itself.
+inline OpError compare_sums(std::span<const float> got, std::span<const float> want, double absolute,
+                            double relative) {
+    double norm = 0;
+    for (const float w : want) {
+        norm += static_cast<double>(w) * w;
+    }
+    return compare_close(
+        got, want, absolute * std::sqrt(norm / std::fmax(1, static_cast<double>(want.size()))), relative);
 }
 
 inline OpError& operator+=(OpError& sum, const OpError& other) {
     sum.max_abs = std::fmax(sum.max_abs, other.max_abs);
     sum.max_rel = std::fmax(sum.max_rel, other.max_rel);
+    sum.rms = std::fmax(sum.rms, other.rms);
     sum.mismatches += other.mismatches;
     sum.compared += other.compared;
     return sum;

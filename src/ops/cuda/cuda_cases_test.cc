@@ -16,7 +16,7 @@ void PrintTo(const CudaOpEntry& entry, std::ostream* out) {
 
 namespace {
 
-constexpr int64_t kBudget = int64_t{16} << 30;
+constexpr int64_t kBudget = int64_t{64} << 30;
 
 class CudaOp : public testing::TestWithParam<CudaOpEntry> {
   protected:
@@ -33,17 +33,17 @@ class CudaOp : public testing::TestWithParam<CudaOpEntry> {
                 continue;
             }
             MemoryBudget budget(kBudget);
-            const CudaCaseRun run = op_case.prepare(budget, 1);
+            const CudaCaseRun run = op_case.prepare({budget});
             const OpError error = run.check(stream.get());
-            EXPECT_EQ(error.mismatches, 0)
-                << GetParam().name << " " << op_case.shape << " " << op_case.dtype << ": of "
-                << error.compared << ", max_abs " << error.max_abs << ", max_rel " << error.max_rel;
+            EXPECT_EQ(error.mismatches, 0) << GetParam().name << " " << op_case.shape << " " << op_case.dtype
+                                           << ": of " << error.compared << ", rms " << error.rms
+                                           << ", max_abs " << error.max_abs << ", max_rel " << error.max_rel;
             worst += error;
             ++cases;
         }
         EXPECT_GT(cases, 0);
-        fmt::print("{:<14} {:>3} cases {:>10} elements  max_abs {:.2e}  max_rel {:.2e}\n", GetParam().name,
-                   cases, worst.compared, worst.max_abs, worst.max_rel);
+        fmt::print("{:<17} {:>3} cases {:>10} compared  rms {:.2e}  max_abs {:.2e}  max_rel {:.2e}\n",
+                   GetParam().name, cases, worst.compared, worst.rms, worst.max_abs, worst.max_rel);
     }
 };
 

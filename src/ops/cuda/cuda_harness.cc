@@ -63,13 +63,12 @@ CudaTiming time_cuda_case(const CudaCaseRun& run, cudaStream_t stream) {
     return timing;
 }
 
-double cuda_floor_us(const CudaCaseRun& run, const CudaRates& rates) {
+CudaFloor cuda_floor(const CudaCaseRun& run, const CudaRates& rates) {
     const double flops = run.unit == CudaUnit::kFloat8
                              ? rates.fp8_flops
                              : (run.unit == CudaUnit::kBFloat16 ? rates.bf16_flops : rates.float32_flops);
-    return std::max(static_cast<double>(run.bytes) / rates.bytes_per_s,
-                    static_cast<double>(run.flops) / flops) *
-           1e6;
+    return {.bytes_us = static_cast<double>(run.bytes) / rates.bytes_per_s * 1e6,
+            .flops_us = static_cast<double>(run.flops) / flops * 1e6};
 }
 
 }  // namespace tessera

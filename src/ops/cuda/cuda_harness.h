@@ -1,6 +1,8 @@
 // Timing of operator cases on the device.
 #pragma once
 
+#include <algorithm>
+
 #include <cuda_runtime_api.h>
 
 #include "ops/cuda/cuda_case.h"
@@ -30,7 +32,12 @@ int cuda_case_sets(const CudaOpCase& op_case, int64_t l2_bytes);
 // Replays graphs of launches; waits for them.
 CudaTiming time_cuda_case(const CudaCaseRun& run, cudaStream_t stream);
 
-// The least time that the case can take: its bytes over the bandwidth or its operations over the unit's rate.
-double cuda_floor_us(const CudaCaseRun& run, const CudaRates& rates);
+// The least time that the case can take.
+struct CudaFloor {
+    double bytes_us = 0;  // its bytes over the bandwidth
+    double flops_us = 0;  // its operations over the unit's rate
+    double us() const { return std::max(bytes_us, flops_us); }
+};
+CudaFloor cuda_floor(const CudaCaseRun& run, const CudaRates& rates);
 
 }  // namespace tessera

@@ -12,6 +12,7 @@ namespace tessera {
 
 struct CudaOpEntry {
     std::string_view name;
+    std::string_view summary;
     std::string_view agreement;  // with the reference
     std::vector<CudaOpCase> (*cases)();
 };

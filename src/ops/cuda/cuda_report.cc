@@ -1,5 +1,6 @@
 #include "ops/cuda/cuda_report.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fmt/format.h>
@@ -31,24 +32,31 @@ Result<std::vector<const CudaOpEntry*>> chosen_operators(std::string_view name) 
 }
 
 // Prints the operator's line; returns how many of its cases failed.
-int test_operator(const CudaOpEntry& entry, const DeviceProps& device, cudaStream_t stream) {
+int test_operator(const CudaOpEntry& entry, const CudaReportArgs& args, const DeviceProps& device,
+                  cudaStream_t stream) {
     OpError worst;
     int failed = 0;
-    const std::vector<CudaOpCase> cases = entry.cases();
-    for (const CudaOpCase& op_case : cases) {
+    int64_t ran = 0;
+    for (const CudaOpCase& op_case : entry.cases()) {
+        if (args.small && op_case.bench) {
+            continue;
+        }
         MemoryBudget budget(device.free_bytes);
-        const OpError error = op_case.prepare(budget, 1).check(stream);
+        const OpError error = op_case.prepare({budget, 1, args.seed}).check(stream);
         worst += error;
+        ++ran;
         if (error.mismatches > 0) {
             ++failed;
-            fmt::print("FAILED {} [{}] {}: {} of {} elements differ, max_abs {:.3g}, max_rel {:.3g}\n",
-                       entry.name, op_case.shape, op_case.dtype, error.mismatches, error.compared,
-                       error.max_abs, error.max_rel);
+            fmt::print(
+                "FAILED {} [{}] {}: {} of {} elements differ, rms {:.3g}, max_abs {:.3g}, max_rel {:.3g}\n",
+                entry.name, op_case.shape, op_case.dtype, error.mismatches, error.compared, error.rms,
+                error.max_abs, error.max_rel);
         }
     }
-    fmt::print("{:<14} cuda {:>4} cases {:>11} elements  max_abs {:.2e}  max_rel {:.2e}  {:<24} {}\n",
-               entry.name, cases.size(), worst.compared, worst.max_abs, worst.max_rel, entry.agreement,
-               failed == 0 ? "ok" : "FAILED");
+    fmt::print(
+        "{:<17} cuda {:>3} cases {:>10} compared  rms {:.2e}  max_abs {:.2e}  max_rel {:.2e}  {:<22} {}\n",
+        entry.name, ran, worst.compared, worst.rms, worst.max_abs, worst.max_rel, entry.agreement,
+        failed == 0 ? "ok" : "FAILED");
     std::fflush(stdout);
     return failed;
 }
@@ -58,16 +66,17 @@ struct BenchLine {
     const CudaOpCase& op_case;
     const CudaCaseRun& run;
     CudaTiming timing;
-    double floor_us = 0;
-    double error = 0;
+    CudaFloor floor;
+    OpError error;
 };
 
-void print_line(const BenchLine& line, bool json) {
+void print_line(const BenchLine& line, const CudaReportArgs& args) {
     const CudaTiming& t = line.timing;
-    if (!json) {
-        fmt::print("{:<14} {:<46} {:<9} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f} {:>10.2f} {:>7.2f}\n",
+    const double floor = line.floor.us();
+    if (!args.json) {
+        fmt::print("{:<17} {:<58} {:<8} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>6.0f} %\n",
                    line.entry.name, line.op_case.shape, line.op_case.dtype, t.us, t.p10_us, t.p90_us,
-                   t.hot_us, line.floor_us, t.us / line.floor_us);
+                   t.hot_us, line.floor.bytes_us, line.floor.flops_us, floor / t.us * 100);
     } else {
         const auto rounded = [](double value) { return std::round(value * 1000) / 1000; };
         fmt::print("{}\n", json::dump(json::Value::object({{"op", line.entry.name},
@@ -80,19 +89,34 @@ void print_line(const BenchLine& line, bool json) {
                                                            {"hot_us", rounded(t.hot_us)},
                                                            {"bytes", line.run.bytes},
                                                            {"flops", line.run.flops},
-                                                           {"floor_us", rounded(line.floor_us)},
-                                                           {"ratio", rounded(t.us / line.floor_us)},
+                                                           {"bytes_us", rounded(line.floor.bytes_us)},
+                                                           {"flops_us", rounded(line.floor.flops_us)},
+                                                           {"floor_us", rounded(floor)},
+                                                           {"of_floor", rounded(floor / t.us)},
                                                            {"peer", nullptr},
                                                            {"peer_us", nullptr},
-                                                           {"error", line.error}})));
+                                                           {"rms", line.error.rms},
+                                                           {"wrong", line.error.mismatches},
+                                                           {"seed", args.seed}})));
     }
     std::fflush(stdout);
 }
 
 }  // namespace
 
-Result<int> test_cuda_operators(std::string_view name) {
-    Result<std::vector<const CudaOpEntry*>> chosen = chosen_operators(name);
+void list_cuda_operators() {
+    fmt::print("{:<17} {:<50} {:<24} {:>6} {:>6}\n", "operator", "what it computes", "agreement", "cases",
+               "timed");
+    for (const CudaOpEntry& entry : cuda_op_registry()) {
+        const std::vector<CudaOpCase> cases = entry.cases();
+        const auto timed = std::count_if(cases.begin(), cases.end(), [](const auto& c) { return c.bench; });
+        fmt::print("{:<17} {:<50} {:<24} {:>6} {:>6}\n", entry.name, entry.summary, entry.agreement,
+                   cases.size(), timed);
+    }
+}
+
+Result<int> test_cuda_operators(const CudaReportArgs& args) {
+    Result<std::vector<const CudaOpEntry*>> chosen = chosen_operators(args.name);
     if (!chosen.ok()) {
         return chosen.status();
     }
@@ -102,14 +126,15 @@ Result<int> test_cuda_operators(std::string_view name) {
     }
     const Stream stream;
     int failed = 0;
+    fmt::print("seed {}{}\n", args.seed, args.small ? ", small cases" : "");
     for (const CudaOpEntry* entry : *chosen) {
-        failed += test_operator(*entry, *device, stream.get());
+        failed += test_operator(*entry, args, *device, stream.get());
     }
     return failed;
 }
 
-Status bench_cuda_operators(std::string_view name, bool json) {
-    Result<std::vector<const CudaOpEntry*>> chosen = chosen_operators(name);
+Status bench_cuda_operators(const CudaReportArgs& args) {
+    Result<std::vector<const CudaOpEntry*>> chosen = chosen_operators(args.name);
     if (!chosen.ok()) {
         return chosen.status();
     }
@@ -117,9 +142,10 @@ Status bench_cuda_operators(std::string_view name, bool json) {
     if (!device.ok()) {
         return device.status();
     }
-    if (!json) {
-        fmt::print("{:<14} {:<46} {:<9} {:>10} {:>10} {:>10} {:>10} {:>10} {:>7}\n", "operator", "shape",
-                   "dtype", "us", "p10_us", "p90_us", "hot_us", "floor_us", "ratio");
+    if (!args.json) {
+        fmt::print("seed {}\n{:<17} {:<58} {:<8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}\n", args.seed,
+                   "operator", "shape", "dtype", "us", "p10_us", "p90_us", "hot_us", "bytes_us", "flops_us",
+                   "of_floor");
     }
     const Stream stream;
     for (const CudaOpEntry* entry : *chosen) {
@@ -128,10 +154,11 @@ Status bench_cuda_operators(std::string_view name, bool json) {
                 continue;
             }
             MemoryBudget budget(device->free_bytes);
-            const CudaCaseRun run = op_case.prepare(budget, cuda_case_sets(op_case, device->l2_bytes));
+            const CudaCaseRun run =
+                op_case.prepare({budget, cuda_case_sets(op_case, device->l2_bytes), args.seed});
             const OpError error = run.check(stream.get());
             const CudaTiming timing = time_cuda_case(run, stream.get());
-            print_line({*entry, op_case, run, timing, cuda_floor_us(run, CudaRates{}), error.max_abs}, json);
+            print_line({*entry, op_case, run, timing, cuda_floor(run, CudaRates{}), error}, args);
         }
     }
     return {};

@@ -1,17 +1,26 @@
-// `tessera ops test | bench --device cuda`: the cases of the registry, run and printed.
+// `tessera ops list | test | bench --device cuda`: the cases of the registry, run and printed.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "base/status.h"
 
 namespace tessera {
 
-// One line an operator on standard output, and one for each failed case; the number of failed cases. An empty
-// name: all operators. A Status when there is no such operator or no device.
-Result<int> test_cuda_operators(std::string_view name);
+struct CudaReportArgs {
+    std::string_view name;  // of one operator; empty: all
+    uint64_t seed = 1;      // of the random inputs
+    bool small = false;     // test: the small cases alone, for compute-sanitizer
+    bool json = false;      // bench: one JSON object a line in place of a table
+};
 
-// A table, or one JSON object a line.
-Status bench_cuda_operators(std::string_view name, bool json);
+void list_cuda_operators();
+
+// One line an operator on standard output, and one for each failed case; the number of failed cases. A Status
+// when there is no such operator or no device.
+Result<int> test_cuda_operators(const CudaReportArgs& args);
+
+Status bench_cuda_operators(const CudaReportArgs& args);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/common/half.h"
+#include "ops/embed/embed_cases.h"
 
 namespace tessera {
 namespace {
@@ -39,20 +40,14 @@ TEST(Embed, WidensTheRowsOfTheTokens) {
     }
 }
 
-TEST(Embed, CopiesFloat32) {
-    ThreadPool threads(1);
-    const std::vector<float> table = {1, 2, 3, 4, 5, 6};
-    const int32_t token = 1;
-    float y[3] = {};
-    embed({threads}, {.table = table.data(),
-                      .dtype = DType::kFloat32,
-                      .width = 3,
-                      .tokens = &token,
-                      .rows = 1,
-                      .y = y,
-                      .y_stride = 3});
-    EXPECT_EQ(y[0], 4.0f);
-    EXPECT_EQ(y[2], 6.0f);
+TEST(Embed, EveryCaseEqualsTheReference) {
+    ThreadPool threads(3);
+    OpContext context{threads};
+    for (const OpCase& c : embed_cases()) {
+        const OpError error = c.prepare().check(context);
+        EXPECT_GT(error.compared, 0);
+        EXPECT_EQ(error.mismatches, 0) << c.shape << " " << c.dtype;
+    }
 }
 
 }  // namespace

@@ -137,13 +137,25 @@ inline std::vector<OpCase> moe_cases() {
         cases.push_back(moe_case({1, 64, 5, 2, 32, 48, dtype}, false));
         cases.push_back(moe_case({127, 63, 3, 2, 17, 0, dtype}, false));
         cases.push_back(moe_case({65, 129, 9, 3, 65, 33, dtype}, false));
-        cases.push_back(moe_case({129, 65, 0, 0, 0, 127, dtype}, false));  // a dense layer
     }
     cases.push_back(moe_case({9, 64, 4, 2, 48, 32, DType::kFloat8E4M3, 0.01f}, false));
     for (int64_t tokens : {1, 16, 256}) {
         cases.push_back(moe_case({.tokens = tokens}, true));
     }
-    cases.push_back(moe_case({.tokens = 1, .experts = 0, .k = 0, .width = 0, .shared_width = 1024}, true));
+    return cases;
+}
+
+// Dense layers: no routed experts.
+inline std::vector<OpCase> swiglu_cases() {
+    std::vector<OpCase> cases;
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+        cases.push_back(moe_case({1, 63, 0, 0, 0, 65, dtype}, false));
+        cases.push_back(moe_case({129, 65, 0, 0, 0, 127, dtype}, false));
+    }
+    for (const int64_t tokens : {1, 256}) {
+        cases.push_back(
+            moe_case({.tokens = tokens, .experts = 0, .k = 0, .width = 0, .shared_width = 1024}, true));
+    }
     return cases;
 }
 

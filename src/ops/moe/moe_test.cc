@@ -22,7 +22,10 @@ TEST_F(MoeTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
             continue;
         }
         force_simd(variant.target);
-        for (const OpCase& c : moe_cases()) {
+        std::vector<OpCase> cases = moe_cases();
+        const std::vector<OpCase> dense = swiglu_cases();
+        cases.insert(cases.end(), dense.begin(), dense.end());
+        for (const OpCase& c : cases) {
             if (c.bench) {
                 continue;  // the reference takes long; `ops test` runs them
             }

@@ -11,9 +11,10 @@
 namespace tessera {
 
 struct RouterTopkCase {
-    RouterTopkCase(int64_t token_count, int64_t expert_count, int64_t chosen_count, bool with_bias)
+    RouterTopkCase(int64_t token_count, int64_t expert_count, int64_t chosen_count, bool with_bias,
+                   uint64_t seed = 5)
         : tokens(token_count), experts(expert_count), k(chosen_count), bias_used(with_bias) {
-        OpRandom random(5);
+        OpRandom random(seed);
         logits.resize(static_cast<size_t>(tokens * experts));
         bias.resize(static_cast<size_t>(experts));
         random.fill(logits, 4);

@@ -10,16 +10,16 @@ namespace tessera {
 
 class EmbedCudaCase {
   public:
-    EmbedCudaCase(MemoryBudget& budget, int sets, int64_t rows, int64_t width, int64_t vocab)
+    EmbedCudaCase(const CudaCaseData& data, int64_t rows, int64_t width, int64_t vocab)
         : rows_(rows),
           width_(width),
           vocab_(vocab),
-          random_(11),
+          random_(data.seed),
           host_table_(random_bf16(random_, vocab * width)),
           host_tokens_(tokens()),
-          table_(budget, host_table_, 1),
-          tokens_(budget, host_tokens_, sets),
-          y_(budget, std::vector<uint16_t>(static_cast<size_t>(rows * width)), sets) {}
+          table_(data.budget, host_table_, 1),
+          tokens_(data.budget, host_tokens_, data.sets),
+          y_(data.budget, std::vector<uint16_t>(static_cast<size_t>(rows * width)), data.sets) {}
 
     void launch(cudaStream_t stream, int set) {
         embed_cuda(stream, {.table = reinterpret_cast<const __nv_bfloat16*>(table_.at(0)),
@@ -70,11 +70,9 @@ inline std::vector<CudaOpCase> embed_cuda_cases() {
     const auto add = [&](int64_t rows, int64_t width, int64_t vocab, bool bench) {
         const int64_t bytes = rows * width * 4;
         cases.push_back({fmt::format("rows={} width={}", rows, width), "bfloat16", bench,
-                         [=](MemoryBudget& budget, int sets) {
-                             auto data = std::make_shared<EmbedCudaCase>(budget, sets, rows, width, vocab);
-                             return CudaCaseRun{sets,
-                                                [data](cudaStream_t s, int set) { data->launch(s, set); },
-                                                [data](cudaStream_t s) { return data->check(s); }, bytes, 0};
+                         [=](const CudaCaseData& data) {
+                             auto run = std::make_shared<EmbedCudaCase>(data, rows, width, vocab);
+                             return make_cuda_run(std::move(run), data.sets, {bytes, 0});
                          },
                          bytes});
     };

@@ -23,14 +23,14 @@ struct QkvPostCudaSpec {
 // in one row, as a fused projection writes them. Pages hold two layers, of which the second is written.
 class QkvPostCudaCase {
   public:
-    QkvPostCudaCase(MemoryBudget& budget, int sets, const QkvPostCudaSpec& spec)
+    QkvPostCudaCase(const CudaCaseData& data, const QkvPostCudaSpec& spec)
         : spec_(spec),
           width_((spec.q_heads + 2 * spec.kv_heads) * spec.head_dim),
           block_(spec.kv_heads * 64 * spec.head_dim),
           page_elements_(4 * block_ + 64),
           max_pages_((spec.tokens / 3 + 64 + 2 + 63) / 64 + 1),
           rope_(rope_table(spec.tokens / 3 + 66, spec.head_dim, 11158840.0)) {
-        OpRandom random(14);
+        OpRandom random(data.seed);
         qkv_ = random_bf16(random, spec.tokens * width_, 3);
         norms_ = random_bf16(random, 2 * spec.head_dim, 2);
         for (int64_t t = 0; t < spec.tokens; ++t) {
@@ -41,17 +41,19 @@ class QkvPostCudaCase {
             table_.push_back(static_cast<int32_t>((p * 7 + 3) % (3 * max_pages_ + 1)));
         }
         const int64_t page_count = 3 * max_pages_ + 1;
-        d_qkv_ = std::make_unique<DeviceArray<uint16_t>>(budget, qkv_, sets);
+        d_qkv_ = std::make_unique<DeviceArray<uint16_t>>(data.budget, qkv_, data.sets);
         d_q_ = std::make_unique<DeviceArray<uint16_t>>(
-            budget, std::vector<uint16_t>(static_cast<size_t>(spec.tokens * spec.q_heads * spec.head_dim)),
-            sets);
-        d_norms_ = std::make_unique<DeviceArray<uint16_t>>(budget, norms_, 1);
-        d_rope_ = std::make_unique<DeviceArray<float>>(budget, rope_, 1);
-        d_positions_ = std::make_unique<DeviceArray<int32_t>>(budget, positions_, 1);
-        d_sequences_ = std::make_unique<DeviceArray<int32_t>>(budget, sequences_, 1);
-        d_table_ = std::make_unique<DeviceArray<int32_t>>(budget, table_, 1);
+            data.budget,
+            std::vector<uint16_t>(static_cast<size_t>(spec.tokens * spec.q_heads * spec.head_dim)),
+            data.sets);
+        d_norms_ = std::make_unique<DeviceArray<uint16_t>>(data.budget, norms_, 1);
+        d_rope_ = std::make_unique<DeviceArray<float>>(data.budget, rope_, 1);
+        d_positions_ = std::make_unique<DeviceArray<int32_t>>(data.budget, positions_, 1);
+        d_sequences_ = std::make_unique<DeviceArray<int32_t>>(data.budget, sequences_, 1);
+        d_table_ = std::make_unique<DeviceArray<int32_t>>(data.budget, table_, 1);
         d_pages_ = std::make_unique<DeviceArray<uint8_t>>(
-            budget, std::vector<uint8_t>(static_cast<size_t>(page_count * page_elements_ * element())), sets);
+            data.budget, std::vector<uint8_t>(static_cast<size_t>(page_count * page_elements_ * element())),
+            data.sets);
     }
 
     void launch(cudaStream_t stream, int set) {
@@ -186,10 +188,9 @@ inline CudaOpCase qkv_post_cuda_case(const QkvPostCudaSpec& spec, bool bench) {
                         spec.kv_heads, spec.head_dim, spec.norm ? "" : " no norm",
                         spec.slot_shift != 0 ? " mtp" : ""),
             spec.fp8 ? "fp8_e4m3" : "bfloat16", bench,
-            [=](MemoryBudget& budget, int sets) {
-                auto data = std::make_shared<QkvPostCudaCase>(budget, sets, spec);
-                return CudaCaseRun{sets, [data](cudaStream_t s, int set) { data->launch(s, set); },
-                                   [data](cudaStream_t s) { return data->check(s); }, bytes, 10 * (q + kv)};
+            [=](const CudaCaseData& data) {
+                auto run = std::make_shared<QkvPostCudaCase>(data, spec);
+                return make_cuda_run(std::move(run), data.sets, {bytes, 10 * (q + kv)});
             },
             bytes};
 }

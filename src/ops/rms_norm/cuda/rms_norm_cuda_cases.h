@@ -19,20 +19,20 @@ struct RmsNormCudaSpec {
 
 class RmsNormCudaCase {
   public:
-    RmsNormCudaCase(MemoryBudget& budget, int sets, const RmsNormCudaSpec& spec)
+    RmsNormCudaCase(const CudaCaseData& data, const RmsNormCudaSpec& spec)
         : spec_(spec),
-          random_(12),
+          random_(data.seed),
           x_rows_(spec.pick ? 2 * spec.rows : spec.rows),
           host_x_(random_bf16(random_, x_rows_ * spec.width, 3)),
           host_add_(random_bf16(random_, x_rows_ * spec.width)),
           host_weight_(random_bf16(random_, spec.width, 2)),
           host_rows_(picked()),
-          x_(budget, host_x_, sets),
-          add_(budget, host_add_, sets),
-          weight_(budget, host_weight_, 1),
-          rows_(budget, host_rows_, 1),
-          y_(budget, std::vector<uint16_t>(static_cast<size_t>(spec.rows * spec.width)), sets),
-          y8_(budget, std::vector<uint8_t>(static_cast<size_t>(spec.rows * spec.width)), sets) {}
+          x_(data.budget, host_x_, data.sets),
+          add_(data.budget, host_add_, data.sets),
+          weight_(data.budget, host_weight_, 1),
+          rows_(data.budget, host_rows_, 1),
+          y_(data.budget, std::vector<uint16_t>(static_cast<size_t>(spec.rows * spec.width)), data.sets),
+          y8_(data.budget, std::vector<uint8_t>(static_cast<size_t>(spec.rows * spec.width)), data.sets) {}
 
     void launch(cudaStream_t stream, int set) {
         rms_norm_cuda(stream,
@@ -126,11 +126,9 @@ inline CudaOpCase rms_norm_cuda_case(const RmsNormCudaSpec& spec, bool bench) {
     return {fmt::format("rows={} width={}{}{}{}", spec.rows, spec.width, spec.add ? " add" : "",
                         spec.fp8 ? " fp8" : "", spec.pick ? " pick" : ""),
             "bfloat16", bench,
-            [=](MemoryBudget& budget, int sets) {
-                auto data = std::make_shared<RmsNormCudaCase>(budget, sets, spec);
-                return CudaCaseRun{sets, [data](cudaStream_t s, int set) { data->launch(s, set); },
-                                   [data](cudaStream_t s) { return data->check(s); }, bytes,
-                                   spec.rows * spec.width * 5};
+            [=](const CudaCaseData& data) {
+                auto run = std::make_shared<RmsNormCudaCase>(data, spec);
+                return make_cuda_run(std::move(run), data.sets, {bytes, spec.rows * spec.width * 5});
             },
             bytes};
 }

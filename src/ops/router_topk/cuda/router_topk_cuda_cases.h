@@ -19,14 +19,15 @@ struct RouterLogitsCudaSpec {
 
 class RouterLogitsCudaCase {
   public:
-    RouterLogitsCudaCase(MemoryBudget& budget, int sets, const RouterLogitsCudaSpec& spec)
+    RouterLogitsCudaCase(const CudaCaseData& data, const RouterLogitsCudaSpec& spec)
         : spec_(spec),
-          random_(15),
+          random_(data.seed),
           host_x_(random_bf16(random_, spec.tokens * spec.width)),
           host_weight_(weights()),
-          x_(budget, host_x_, sets),
-          weight_(budget, stored(), sets),
-          logits_(budget, std::vector<float>(static_cast<size_t>(spec.tokens * spec.experts)), sets) {}
+          x_(data.budget, host_x_, data.sets),
+          weight_(data.budget, stored(), data.sets),
+          logits_(data.budget, std::vector<float>(static_cast<size_t>(spec.tokens * spec.experts)),
+                  data.sets) {}
 
     void launch(cudaStream_t stream, int set) { launch_some(stream, set, spec_.tokens); }
     OpError check(cudaStream_t stream) {
@@ -112,12 +113,10 @@ inline std::vector<CudaOpCase> router_logits_cuda_cases() {
                               spec.experts * spec.width * dtype_size(spec.dtype);
         cases.push_back({fmt::format("tokens={} experts={} width={}", spec.tokens, spec.experts, spec.width),
                          std::string(dtype_name(spec.dtype)), bench,
-                         [=](MemoryBudget& budget, int sets) {
-                             auto data = std::make_shared<RouterLogitsCudaCase>(budget, sets, spec);
-                             return CudaCaseRun{sets,
-                                                [data](cudaStream_t s, int set) { data->launch(s, set); },
-                                                [data](cudaStream_t s) { return data->check(s); }, bytes,
-                                                2 * spec.tokens * spec.experts * spec.width};
+                         [=](const CudaCaseData& data) {
+                             auto run = std::make_shared<RouterLogitsCudaCase>(data, spec);
+                             return make_cuda_run(std::move(run), data.sets,
+                                                  {bytes, 2 * spec.tokens * spec.experts * spec.width});
                          },
                          bytes});
     };
@@ -142,12 +141,12 @@ struct RouterTopkCudaSpec {
 // Over the data of the CPU backend's cases, and with the same bits.
 class RouterTopkCudaCase {
   public:
-    RouterTopkCudaCase(MemoryBudget& budget, int sets, const RouterTopkCudaSpec& spec)
-        : host_(spec.tokens, spec.experts, spec.k, spec.bias),
-          logits_(budget, host_.logits, sets),
-          bias_(budget, host_.bias, 1),
-          chosen_(budget, std::vector<int32_t>(static_cast<size_t>(spec.tokens * spec.k)), sets),
-          weights_(budget, std::vector<float>(static_cast<size_t>(spec.tokens * spec.k)), sets) {}
+    RouterTopkCudaCase(const CudaCaseData& data, const RouterTopkCudaSpec& spec)
+        : host_(spec.tokens, spec.experts, spec.k, spec.bias, data.seed),
+          logits_(data.budget, host_.logits, data.sets),
+          bias_(data.budget, host_.bias, 1),
+          chosen_(data.budget, std::vector<int32_t>(static_cast<size_t>(spec.tokens * spec.k)), data.sets),
+          weights_(data.budget, std::vector<float>(static_cast<size_t>(spec.tokens * spec.k)), data.sets) {}
 
     void launch(cudaStream_t stream, int set) {
         router_topk_cuda(stream, {.logits = logits_.at(set),
@@ -188,12 +187,10 @@ inline std::vector<CudaOpCase> router_topk_cuda_cases() {
             cases.push_back(
                 {fmt::format("tokens={} experts={} k={}{}", tokens, experts, k, bias ? " bias" : ""),
                  "float32", bench && bias,
-                 [=](MemoryBudget& budget, int sets) {
-                     auto data = std::make_shared<RouterTopkCudaCase>(
-                         budget, sets, RouterTopkCudaSpec{tokens, experts, k, bias});
-                     return CudaCaseRun{sets, [data](cudaStream_t s, int set) { data->launch(s, set); },
-                                        [data](cudaStream_t s) { return data->check(s); }, bytes,
-                                        tokens * experts * 20};
+                 [=](const CudaCaseData& data) {
+                     auto run = std::make_shared<RouterTopkCudaCase>(
+                         data, RouterTopkCudaSpec{tokens, experts, k, bias});
+                     return make_cuda_run(std::move(run), data.sets, {bytes, tokens * experts * 20});
                  },
                  bytes});
         }

@@ -13,7 +13,7 @@ namespace tessera {
 // The device's slots and rows, made from rows of the CPU operator. Row i has slot rows - 1 - i.
 class SampleCudaCase {
   public:
-    SampleCudaCase(MemoryBudget& budget, int sets, std::shared_ptr<SampleCase> host)
+    SampleCudaCase(const CudaCaseData& data, std::shared_ptr<SampleCase> host)
         : host_(std::move(host)), vocab_(host_->vocab()), rows_(static_cast<int64_t>(host_->rows().size())) {
         const size_t rows = static_cast<size_t>(rows_);
         slots_.resize(rows);
@@ -29,7 +29,7 @@ class SampleCudaCase {
             logits.insert(logits.end(), host_->rows()[r].logits, host_->rows()[r].logits + vocab_);
             row_slots_.push_back(static_cast<int32_t>(rows - 1 - r));
         }
-        upload(budget, sets, logits);
+        upload(data, logits);
     }
 
     SampleCudaArgs args(int set) {
@@ -105,22 +105,23 @@ class SampleCudaCase {
                         allowed_.begin() + static_cast<int64_t>(r * allowed_words()));
         }
     }
-    void upload(MemoryBudget& budget, int sets, const std::vector<float>& logits) {
+    void upload(const CudaCaseData& data, const std::vector<float>& logits) {
         const size_t rows = static_cast<size_t>(rows_);
-        d_logits_ = std::make_unique<DeviceArray<float>>(budget, logits, sets);
-        d_row_slots_ = std::make_unique<DeviceArray<int32_t>>(budget, row_slots_, 1);
-        d_allowed_ = std::make_unique<DeviceArray<uint32_t>>(budget, allowed_, 1);
-        d_slots_ = std::make_unique<DeviceArray<SampleSlot>>(budget, slots_, 1);
-        d_seen_ = std::make_unique<DeviceArray<uint64_t>>(budget, seen_, 1);
-        d_counts_ = std::make_unique<DeviceArray<int32_t>>(budget, counts_, 1);
-        d_bias_ids_ = std::make_unique<DeviceArray<int32_t>>(budget, bias_ids_, 1);
-        d_bias_values_ = std::make_unique<DeviceArray<float>>(budget, bias_values_, 1);
-        d_forced_ = std::make_unique<DeviceArray<int32_t>>(budget, forced_, 1);
-        d_last_ = std::make_unique<DeviceArray<int32_t>>(budget, std::vector<int32_t>(rows), 1);
-        d_results_ =
-            std::make_unique<DeviceArray<SampleRowResult>>(budget, std::vector<SampleRowResult>(rows), 1);
+        d_logits_ = std::make_unique<DeviceArray<float>>(data.budget, logits, data.sets);
+        d_row_slots_ = std::make_unique<DeviceArray<int32_t>>(data.budget, row_slots_, 1);
+        d_allowed_ = std::make_unique<DeviceArray<uint32_t>>(data.budget, allowed_, 1);
+        d_slots_ = std::make_unique<DeviceArray<SampleSlot>>(data.budget, slots_, 1);
+        d_seen_ = std::make_unique<DeviceArray<uint64_t>>(data.budget, seen_, 1);
+        d_counts_ = std::make_unique<DeviceArray<int32_t>>(data.budget, counts_, 1);
+        d_bias_ids_ = std::make_unique<DeviceArray<int32_t>>(data.budget, bias_ids_, 1);
+        d_bias_values_ = std::make_unique<DeviceArray<float>>(data.budget, bias_values_, 1);
+        d_forced_ = std::make_unique<DeviceArray<int32_t>>(data.budget, forced_, 1);
+        d_last_ = std::make_unique<DeviceArray<int32_t>>(data.budget, std::vector<int32_t>(rows), 1);
+        d_results_ = std::make_unique<DeviceArray<SampleRowResult>>(data.budget,
+                                                                    std::vector<SampleRowResult>(rows), 1);
         d_workspace_ = std::make_unique<DeviceArray<uint8_t>>(
-            budget, std::vector<uint8_t>(static_cast<size_t>(sample_cuda_workspace_bytes(vocab_, rows_))), 1);
+            data.budget,
+            std::vector<uint8_t>(static_cast<size_t>(sample_cuda_workspace_bytes(vocab_, rows_))), 1);
     }
     // The state was taken on by exactly the tokens made.
     OpError check_slots(const std::vector<SampleRowResult>& results) const {
@@ -173,11 +174,11 @@ inline CudaOpCase sample_cuda_case(const SampleCudaSpec& spec, bool bench) {
     const int64_t bytes = spec.vocab * spec.rows * 4;
     return {"vocab=" + std::to_string(spec.vocab) + " rows=" + std::to_string(spec.rows) + " " + spec.name,
             "float32", bench,
-            [=](MemoryBudget& budget, int sets) {
-                auto host = std::make_shared<SampleCase>(spec.vocab, spec.rows, spec.spread, spec.edit);
-                auto data = std::make_shared<SampleCudaCase>(budget, sets, std::move(host));
-                return CudaCaseRun{sets, [data](cudaStream_t s, int set) { data->launch(s, set); },
-                                   [data](cudaStream_t s) { return data->check(s); }, bytes, 0};
+            [=](const CudaCaseData& data) {
+                auto host =
+                    std::make_shared<SampleCase>(spec.vocab, spec.rows, spec.spread, spec.edit, 2, data.seed);
+                auto run = std::make_shared<SampleCudaCase>(data, std::move(host));
+                return make_cuda_run(std::move(run), data.sets, {bytes, 0});
             },
             bytes};
 }

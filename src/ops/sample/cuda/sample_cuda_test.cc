@@ -15,7 +15,7 @@ class SampleCuda : public testing::Test {
   protected:
     std::unique_ptr<SampleCudaCase> make(int64_t rows, const SampleCase::Edit& edit) {
         host_ = std::make_shared<SampleCase>(kVocab, rows, 5.0f, edit);
-        return std::make_unique<SampleCudaCase>(budget_, 1, host_);
+        return std::make_unique<SampleCudaCase>(CudaCaseData{budget_}, host_);
     }
     std::vector<SampleRowResult> step(SampleCudaCase& data) {
         data.launch(stream_.get(), 0);
@@ -57,7 +57,7 @@ TEST_F(SampleCuda, ARowWithNaNFailsAlone) {
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
         host_ = std::make_shared<SampleCase>(kVocab, 3, 5.0f, plain);
         const_cast<float*>(host_->rows()[1].logits)[kVocab - 1] = bad;
-        SampleCudaCase data(budget_, 1, host_);
+        SampleCudaCase data({budget_}, host_);
         const std::vector<SampleRowResult> got = step(data);
         EXPECT_EQ(got[0].error, SampleError::kNone);
         EXPECT_EQ(got[1].error, SampleError::kNotFinite);

@@ -11,15 +11,15 @@ namespace tessera {
 
 class SwigluCudaCase {
   public:
-    SwigluCudaCase(MemoryBudget& budget, int sets, int64_t rows, int64_t width, bool fp8)
+    SwigluCudaCase(const CudaCaseData& data, int64_t rows, int64_t width, bool fp8)
         : rows_(rows),
           width_(width),
           fp8_(fp8),
-          random_(13),
+          random_(data.seed),
           host_(random_bf16(random_, rows * 2 * width, 4)),
-          in_(budget, host_, sets),
-          y_(budget, std::vector<uint16_t>(static_cast<size_t>(rows * width)), sets),
-          y8_(budget, std::vector<uint8_t>(static_cast<size_t>(rows * width)), sets) {}
+          in_(data.budget, host_, data.sets),
+          y_(data.budget, std::vector<uint16_t>(static_cast<size_t>(rows * width)), data.sets),
+          y8_(data.budget, std::vector<uint8_t>(static_cast<size_t>(rows * width)), data.sets) {}
 
     void launch(cudaStream_t stream, int set) {
         const auto* gate = reinterpret_cast<const __nv_bfloat16*>(in_.at(set));
@@ -66,11 +66,9 @@ inline std::vector<CudaOpCase> swiglu_cuda_cases() {
     const auto add = [&](int64_t rows, int64_t width, bool fp8, bool bench) {
         const int64_t bytes = rows * width * (fp8 ? 5 : 6);
         cases.push_back({fmt::format("rows={} width={}", rows, width), fp8 ? "fp8_e4m3" : "bfloat16", bench,
-                         [=](MemoryBudget& budget, int sets) {
-                             auto data = std::make_shared<SwigluCudaCase>(budget, sets, rows, width, fp8);
-                             return CudaCaseRun{
-                                 sets, [data](cudaStream_t s, int set) { data->launch(s, set); },
-                                 [data](cudaStream_t s) { return data->check(s); }, bytes, rows * width * 25};
+                         [=](const CudaCaseData& data) {
+                             auto run = std::make_shared<SwigluCudaCase>(data, rows, width, fp8);
+                             return make_cuda_run(std::move(run), data.sets, {bytes, rows * width * 25});
                          },
                          bytes});
     };
