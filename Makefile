@@ -36,8 +36,8 @@ sanitize: ## ASan with UBSan, then TSan, on the layers with threads and raw memo
 fuzz: ## each fuzzer on its seeds and for FUZZ_SECONDS=10
 	@tools/setup/fuzz.sh $(FUZZERS)
 
-bundle: ## dist/: the stripped binary and its libraries for another machine (MODEL=models/demo adds a model)
-	@tools/setup/bundle.sh $(MODEL)
+bundle: ## dist/: the stripped binary and its libraries for another machine (MODEL=models/demo adds a model; PRESET=cuda)
+	@PRESET=$(PRESET) tools/setup/bundle.sh $(MODEL)
 
 clean: ## remove build/ and dist/
 	@rm -rf build dist
