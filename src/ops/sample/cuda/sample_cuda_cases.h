@@ -176,7 +176,7 @@ inline CudaOpCase sample_cuda_case(const SampleCudaSpec& spec, bool bench) {
             "float32", bench,
             [=](const CudaCaseData& data) {
                 auto host =
-                    std::make_shared<SampleCase>(spec.vocab, spec.rows, spec.spread, spec.edit, 2, data.seed);
+                    std::make_shared<SampleCase>(spec.vocab, spec.rows, spec.spread, spec.edit, data.seed);
                 auto run = std::make_shared<SampleCudaCase>(data, std::move(host));
                 return make_cuda_run(std::move(run), data.sets, {bytes, 0});
             },
