@@ -1,397 +1,141 @@
-// tessera bench engine: prefill and decode of the model without a server, each beside the floor that this
-// machine sets: the larger of the bytes touched over its read bandwidth and the multiply-adds over its FMA
-// rate, both measured in the same run.
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <fmt/format.h>
-#include <fstream>
-#include <unistd.h>
+// tessera bench engine: prefill and decode of the model without a server, each beside the floor that the
+// machine sets. The command line; bench_engine_cpu.cc and cuda/bench_engine_device.cc measure.
+#include "bench_engine.h"
 
-#include "base/clock.h"
-#include "base/json.h"
+#include <algorithm>
+#include <optional>
+
 #include "bench.h"
 #include "cli.h"
-#include "device/host_buffer.h"
-#include "engine_cost.h"
-#include "model_setup.h"
-#include "ops/harness.h"
-#include "ops/op_case.h"
-#include "ops/sample/sample.h"
-#include "weights/loader.h"
 
 namespace tessera {
 namespace {
 
-struct Arguments {
-    ModelSetup setup;
-    int32_t prompt_tokens = 2048;
-    int32_t context = 128;
-    std::vector<int32_t> batches = {1, 16};
-    int32_t steps = 48;  // of decode, in one round
-    int32_t rounds = 5;  // the best one counts: other work on the machine only slows it
-    bool json = false;
-};
+constexpr std::string_view kFooter =
+    "Decode steps include greedy sampling; the context grows by one a step, centred on --context. The floor "
+    "counts\n"
+    "the weights of the experts that the steps really touched, the KV cache, and attention.\n\n"
+    "On CUDA the engine's own runner is driven: decode steps are replayed graphs over a KV cache of random "
+    "content,\n"
+    "prefill runs in chunks, and each operator's time stands beside its own floor. --model-config takes the "
+    "sizes\n"
+    "of a model without its weights, which are then drawn on the device.\n\n"
+    "examples:\n"
+    "  tessera bench engine models/demo\n"
+    "  tessera bench engine models/demo --batch 1,4,16 --context 1024 --json\n"
+    "  tessera bench engine models/demo --device cuda\n"
+    "  tessera bench engine --device cuda --model-config hy3 --layers 8 --random-weights --dtype fp8 "
+    "--kv-cache-dtype fp8";
 
-std::optional<int> parse(int argc, char** argv, Arguments& arguments) {
-    CLI::App app("Prefill and decode of the model without a server, beside this machine's floor.");
-    app.name("tessera bench engine");
+void add_options(CLI::App& app, BenchEngineArguments& arguments, bool& random_weights) {
     ModelSetup& setup = arguments.setup;
-    setup.tokens_max = 512;
-    app.add_option("MODEL", setup.folder, "model folder in Hugging Face layout")->required();
+    app.add_option("MODEL", setup.folder, "model folder in Hugging Face layout");
+    app.add_option("--device", setup.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    app.add_option("--model-config", arguments.model_config,
+                   "instead of MODEL: hy3, or the path of a config.json");
+    app.add_option("--layers", arguments.layers,
+                   "the first N layers of --model-config, without the MTP layer")
+        ->check(CLI::Range(1, 1024));
+    app.add_flag("--random-weights", random_weights,
+                 "what --model-config needs: weights drawn on the device");
+    app.add_option("--dtype", arguments.dtype, "of the random weights: bf16 or fp8")
+        ->check(CLI::IsMember({"bf16", "fp8"}))
+        ->capture_default_str();
     app.add_option("--prompt-tokens", arguments.prompt_tokens,
-                   "length of the prompt that prefill is timed on")
+                   "lengths of the prompts that prefill is timed on (cpu: 2048; cuda: 2048,8192,32768,65536)")
         ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
-    app.add_option("--context", arguments.context, "tokens before each decoded one, on the average")
+        ->delimiter(',');
+    app.add_option("--context", arguments.contexts,
+                   "tokens before each decoded one, on the average (cpu: 128; cuda: 4096,32768)")
         ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
-    app.add_option("--batch", arguments.batches, "sequences decoded together, one or several figures")
+        ->delimiter(',');
+    app.add_option("--batch", arguments.batches,
+                   "sequences decoded together (cpu: 1,16; cuda: 1,4,16,64,128)")
         ->check(CLI::Range(1, 1024))
-        ->delimiter(',')
-        ->capture_default_str();
-    app.add_option("--max-num-batched-tokens", setup.tokens_max, "prefill runs in chunks of this many tokens")
-        ->check(CLI::Range(16, 1 << 20))
-        ->capture_default_str();
+        ->delimiter(',');
+    app.add_option("--max-num-batched-tokens", setup.tokens_max,
+                   "prefill runs in chunks of this many tokens (cpu: 512; cuda: 8192)")
+        ->check(CLI::Range(16, 1 << 20));
     app.add_option("--steps", arguments.steps, "decode steps in a round")
         ->check(CLI::Range(1, 100'000))
         ->capture_default_str();
-    app.add_option("--rounds", arguments.rounds, "the best round counts")
+    app.add_option("--rounds", arguments.rounds,
+                   "cpu: the best round counts; cuda: the median of a prefill's rounds")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
-    app.add_option("--kv-cache-dtype", setup.kv_cache_dtype, "auto, float32 or bfloat16")
+    app.add_option("--kv-cache-dtype", setup.kv_cache_dtype,
+                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bf16, fp8")
         ->capture_default_str();
     app.add_option("--threads", setup.threads, "0 = all the cores that the process may use")
         ->check(CLI::Range(0, 1024));
     app.add_flag("--json", arguments.json,
                  "one JSON object a line on standard output; the table goes to standard error");
-    app.footer(
-        "Decode steps include greedy sampling; the context grows by one a step, centred on --context. The "
-        "floor counts\n"
-        "the weights of the experts that the steps really touched, the KV cache, and attention.\n\n"
-        "examples:\n"
-        "  tessera bench engine models/demo\n"
-        "  tessera bench engine models/demo --batch 1,4,16 --context 1024 --json");
-    if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
-        return status;
-    }
-    setup.logit_rows_max = *std::max_element(arguments.batches.begin(), arguments.batches.end());
-    setup.tokens_max = std::max(setup.tokens_max, setup.logit_rows_max);
-    return std::nullopt;
+    app.footer(std::string(kFooter));
 }
 
-struct Measured {
-    std::string phase;
-    int32_t batch = 1;
-    int32_t prompt_tokens = 0;
-    int32_t context = 0;
-    double step_us = 0;
-    double floor_us = 0;
-    double tokens_per_s = 0;
-    MachineRates rates;
-    PassCost cost;
-};
-
-int64_t resident_bytes() {
-    std::ifstream statm("/proc/self/statm");
-    int64_t pages = 0;
-    statm >> pages >> pages;
-    return pages * sysconf(_SC_PAGESIZE);
-}
-
-// Drives the model with the runner's batch shapes: chunks of a prompt, or one token of each sequence.
-class EngineBench {
-  public:
-    EngineBench(ModelBundle& bundle, const Arguments& arguments, std::vector<std::vector<float>> biases)
-        : model_(*bundle.model),
-          config_(bundle.config),
-          threads_(*bundle.threads),
-          arguments_(arguments),
-          biases_(std::move(biases)),
-          workspace_(config_.vocab_size, threads_.size()) {
-        const int32_t batch_max = arguments.setup.logit_rows_max;
-        const int32_t slots = std::max(arguments.context + arguments.steps, arguments.prompt_tokens) + 1;
-        pages_each_ = static_cast<int32_t>((slots + kPageTokens - 1) / kPageTokens);
-        pool_ = HostBuffer(model_.page_format().page_bytes() * pages_each_ * batch_max);
-        logits_.resize(static_cast<size_t>(batch_max * config_.vocab_size));
-        for (int32_t sequence = 0; sequence < batch_max; ++sequence) {
-            std::vector<PageId>& pages = tables_.emplace_back();
-            OpRandom random(static_cast<uint64_t>(sequence) + 1);
-            for (int32_t page = 0; page < pages_each_; ++page) {
-                pages.push_back(sequence * pages_each_ + page);
-            }
-            std::vector<TokenId>& prompt = prompts_.emplace_back();
-            for (int32_t i = 0; i < slots; ++i) {  // special tokens lie at the end of the vocabulary
-                prompt.push_back(
-                    static_cast<TokenId>(random.below(config_.vocab_size - config_.vocab_size / 16)));
-            }
+// What was not given.
+void set_defaults(BenchEngineArguments& arguments) {
+    const bool cuda = arguments.setup.device == "cuda";
+    const auto unless_given = [](std::vector<int32_t>& values, std::vector<int32_t> defaults) {
+        if (values.empty()) {
+            values = std::move(defaults);
         }
-    }
-
-    Measured prefill() {
-        const int32_t tokens = arguments_.prompt_tokens;
-        std::vector<double> times;
-        Measured best{.phase = "prefill", .batch = 1, .prompt_tokens = tokens};
-        const PassCost cost = prefill_cost();
-        for (int32_t round = 0; round < arguments_.rounds; ++round) {
-            const MachineRates rates = measure_rates(cost);
-            const TimeNs start = now_ns();
-            run_prompt(0, tokens, nullptr);
-            keep_best(best, static_cast<double>(now_ns() - start) * 1e-3, rates, cost);
-        }
-        best.tokens_per_s = tokens / best.step_us * 1e6;
-        return best;
-    }
-
-    Measured decode(int32_t batch) {
-        Measured best{.phase = "decode", .batch = batch, .context = arguments_.context};
-        const int32_t begin = std::max(1, arguments_.context - arguments_.steps / 2);
-        for (int32_t sequence = 0; sequence < batch; ++sequence) {
-            run_prompt(sequence, begin, nullptr);
-        }
-        const PassCost cost = decode_cost(batch, begin);
-        for (int32_t round = 0; round < arguments_.rounds; ++round) {
-            const MachineRates rates = measure_rates(cost);
-            std::vector<double> times;
-            std::vector<TokenId> tokens = first_tokens(batch, begin);
-            for (int32_t step = 0; step < arguments_.steps; ++step) {
-                const TimeNs start = now_ns();
-                decode_step(tokens, begin + step, nullptr);
-                times.push_back(static_cast<double>(now_ns() - start) * 1e-3);
-            }
-            std::nth_element(times.begin(), times.begin() + arguments_.steps / 2, times.end());
-            keep_best(best, times[static_cast<size_t>(arguments_.steps / 2)], rates, cost);
-        }
-        best.tokens_per_s = batch / best.step_us * 1e6;
-        return best;
-    }
-
-  private:
-    // The round whose time is nearest to its own floor.
-    static void keep_best(Measured& best, double us, const MachineRates& rates, const PassCost& cost) {
-        const double floor = std::max(cost.bytes / rates.bytes_per_s, cost.fmas / rates.fma_per_s) * 1e6;
-        if (best.step_us == 0 || floor / us > best.floor_us / best.step_us) {
-            best.step_us = us;
-            best.floor_us = floor;
-            best.rates = rates;
-            best.cost = cost;
-        }
-    }
-
-    MachineRates measure_rates(const PassCost& cost) {
-        return {measure_fma_rate(threads_, 0.05),
-                measure_read_bandwidth(threads_, static_cast<int64_t>(cost.bytes), 0.1)};
-    }
-
-    // Chunks as the scheduler cuts them; the last one asks for the last token's logits.
-    void run_prompt(int32_t sequence, int32_t tokens, ForwardTrace* trace, int64_t* experts = nullptr) {
-        const std::vector<TokenId>& prompt = prompts_[static_cast<size_t>(sequence)];
-        for (int32_t done = 0; done < tokens;) {
-            const int32_t count = std::min(arguments_.setup.tokens_max, tokens - done);
-            const SequenceSpan span{
-                .q_len = count, .position = done, .pages = tables_[static_cast<size_t>(sequence)]};
-            const int32_t last = count - 1;
-            const bool wanted = done + count == tokens;
-            const ForwardBatch batch{
-                .tokens = std::span(prompt).subspan(static_cast<size_t>(done), static_cast<size_t>(count)),
-                .sequences = {&span, 1},
-                .logit_rows = {&last, wanted ? 1u : 0u},
-                .pool = {pool_.data(), model_.page_format().page_bytes()}};
-            model_.forward(batch, {.logits = logits_.data()}, trace);
-            count_experts(trace, experts);
-            done += count;
-        }
-    }
-
-    void decode_step(std::vector<TokenId>& tokens, int32_t position, ForwardTrace* trace) {
-        spans_.clear();
-        rows_.clear();
-        for (size_t i = 0; i < tokens.size(); ++i) {
-            spans_.push_back(
-                {.first = static_cast<int32_t>(i), .q_len = 1, .position = position, .pages = tables_[i]});
-            rows_.push_back(static_cast<int32_t>(i));
-        }
-        model_.forward({.tokens = tokens,
-                        .sequences = spans_,
-                        .logit_rows = rows_,
-                        .pool = {pool_.data(), model_.page_format().page_bytes()}},
-                       {.logits = logits_.data()}, trace);
-        sample_rows_.assign(tokens.size(), {.temperature = 0});
-        results_.resize(tokens.size());
-        for (size_t i = 0; i < tokens.size(); ++i) {
-            sample_rows_[i].logits = logits_.data() + static_cast<int64_t>(i) * config_.vocab_size;
-        }
-        OpContext context{threads_};
-        sample(context, {config_.vocab_size, sample_rows_, results_, &workspace_});
-        for (size_t i = 0; i < tokens.size(); ++i) {
-            tokens[i] = results_[i].token;
-        }
-    }
-
-    // The prompt's own token at the first decoded position, so that sequences stay apart.
-    std::vector<TokenId> first_tokens(int32_t batch, int32_t position) const {
-        std::vector<TokenId> tokens;
-        for (int32_t i = 0; i < batch; ++i) {
-            tokens.push_back(prompts_[static_cast<size_t>(i)][static_cast<size_t>(position)]);
-        }
-        return tokens;
-    }
-
-    void count_experts(ForwardTrace* trace, int64_t* total) const {
-        if (trace == nullptr || total == nullptr) {
-            return;
-        }
-        for (size_t layer = 0; layer < trace->router_logits.size(); ++layer) {
-            if (!trace->router_logits[layer].empty()) {
-                *total += count_touched_experts(trace->router_logits[layer], biases_[layer], config_);
-            }
-        }
-    }
-
-    ModelBytes element_bytes() const {
-        return {.weight = 2, .kv = dtype_size(model_.page_format().kv_dtype)};
-    }
-
-    PassCost prefill_cost() {
-        const int64_t tokens = arguments_.prompt_tokens;
-        const int64_t experts = config_.num_experts * (config_.num_layers - config_.first_k_dense);
-        // One pass of the weights, however many chunks: a floor.
-        return pass_cost(config_,
-                         {.tokens = tokens,
-                          .logit_rows = 1,
-                          .attended = tokens * (tokens + 1) / 2,
-                          .cached_slots = tokens,
-                          .experts_touched = std::min(experts, tokens * experts)},
-                         element_bytes());
-    }
-
-    // The mean over the steps, with the experts that they really choose.
-    PassCost decode_cost(int32_t batch, int32_t begin) {
-        PassCost mean;
-        std::vector<TokenId> tokens = first_tokens(batch, begin);
-        for (int32_t step = 0; step < arguments_.steps; ++step) {
-            ForwardTrace trace;
-            decode_step(tokens, begin + step, &trace);
-            const int64_t slots = int64_t{batch} * (begin + step + 1);
-            PassShape shape{.tokens = batch, .logit_rows = batch, .attended = slots, .cached_slots = slots};
-            count_experts(&trace, &shape.experts_touched);
-            const PassCost cost = pass_cost(config_, shape, element_bytes());
-            mean.fmas += cost.fmas / arguments_.steps;
-            mean.bytes += cost.bytes / arguments_.steps;
-        }
-        return mean;
-    }
-
-    Hy3Model& model_;
-    const ModelConfig& config_;
-    ThreadPool& threads_;
-    const Arguments& arguments_;
-    std::vector<std::vector<float>> biases_;  // [layers][experts], empty where there is none
-    SampleWorkspace workspace_;
-    int32_t pages_each_ = 0;
-    HostBuffer pool_;
-    std::vector<float> logits_;
-    std::vector<std::vector<PageId>> tables_;
-    std::vector<std::vector<TokenId>> prompts_;
-    std::vector<SequenceSpan> spans_;
-    std::vector<int32_t> rows_;
-    std::vector<SampleRowArgs> sample_rows_;
-    std::vector<SampleRowResult> results_;
-};
-
-// The router biases, which the packed model does not show.
-Result<std::vector<std::vector<float>>> load_biases(const std::string& folder) {
-    Result<LoadedModel> loaded = load_model(folder);
-    if (!loaded.ok()) {
-        return loaded.status();
-    }
-    std::vector<std::vector<float>> biases;
-    for (const LayerWeights& layer : loaded->weights.layers) {
-        std::vector<float>& bias = biases.emplace_back();
-        if (layer.moe && layer.moe->expert_bias.data != nullptr) {
-            const auto* data = static_cast<const float*>(layer.moe->expert_bias.data);
-            bias.assign(data, data + layer.moe->expert_bias.cols);
-        }
-    }
-    return biases;
-}
-
-struct Report {
-    std::string dtype;
-    double ready_s = 0;
-    int threads = 0;
-    bool json = false;
-};
-
-void print_line(const Measured& m, const Report& report) {
-    std::fprintf(stderr, "%-8s %6d %8d %12.0f %12.1f %12.1f %8.0f %% %10.1f %10.1f\n", m.phase.c_str(),
-                 m.batch, m.phase == "prefill" ? m.prompt_tokens : m.context, m.tokens_per_s, m.step_us,
-                 m.floor_us, m.floor_us / m.step_us * 100, m.rates.fma_per_s * 1e-9,
-                 m.rates.bytes_per_s * 1e-9);
-    if (!report.json) {
-        return;
-    }
-    const bool prefill = m.phase == "prefill";
-    const auto rate = [&](bool mine) {
-        return mine ? json::Value(std::round(m.tokens_per_s * 10) / 10) : json::Value();
     };
-    fmt::print("{}\n",
-               json::dump(json::Value::object({{"device", "cpu"},
-                                               {"dtype", report.dtype},
-                                               {"batch", m.batch},
-                                               {"prompt_tokens", m.prompt_tokens},
-                                               {"context", m.context},
-                                               {"prefill_tokens_per_s", rate(prefill)},
-                                               {"decode_tokens_per_s", rate(!prefill)},
-                                               {"step_us", std::round(m.step_us * 10) / 10},
-                                               {"floor_us", std::round(m.floor_us * 10) / 10},
-                                               {"ready_s", std::round(report.ready_s * 1000) / 1000},
-                                               {"rss_bytes", resident_bytes()},
-                                               {"engine", "tessera"},
-                                               {"threads", report.threads},
-                                               {"bytes", static_cast<int64_t>(m.cost.bytes)},
-                                               {"fmas", static_cast<int64_t>(m.cost.fmas)},
-                                               {"bytes_per_s", static_cast<int64_t>(m.rates.bytes_per_s)},
-                                               {"fma_per_s", static_cast<int64_t>(m.rates.fma_per_s)}})));
-    std::fflush(stdout);
+    unless_given(arguments.prompt_tokens, cuda ? std::vector{2048, 8192, 32768, 65536} : std::vector{2048});
+    unless_given(arguments.contexts, cuda ? std::vector{4096, 32768} : std::vector{128});
+    unless_given(arguments.batches, cuda ? std::vector{1, 4, 16, 64, 128} : std::vector{1, 16});
+    ModelSetup& setup = arguments.setup;
+    if (setup.tokens_max == 0) {
+        setup.tokens_max = cuda ? 8192 : 512;
+    }
+    if (setup.kv_cache_dtype == "bf16") {
+        setup.kv_cache_dtype = "bfloat16";
+    }
+    setup.logit_rows_max = *std::ranges::max_element(arguments.batches);
+    setup.sequences_max = setup.logit_rows_max;
+    setup.tokens_max = std::max(setup.tokens_max, setup.logit_rows_max);
+}
+
+Status check_model(const BenchEngineArguments& arguments, bool random_weights) {
+    const bool config = !arguments.model_config.empty();
+    if (config == !arguments.setup.folder.empty()) {
+        return invalid_argument("give either MODEL or --model-config");
+    }
+    if (config != random_weights) {
+        return invalid_argument(config ? "--model-config has no weights: add --random-weights"
+                                       : "--random-weights needs --model-config");
+    }
+    if (config && arguments.setup.device != "cuda") {
+        return invalid_argument("--model-config needs --device cuda");
+    }
+    if (!config && arguments.layers != 0) {
+        return invalid_argument("--layers needs --model-config");
+    }
+    return {};
 }
 
 }  // namespace
 
 int run_bench_engine(int argc, char** argv) {
-    const TimeNs start = now_ns();
-    Arguments arguments;
-    if (const std::optional<int> status = parse(argc, argv, arguments)) {
+    BenchEngineArguments arguments;
+    arguments.started = now_ns();
+    arguments.setup.tokens_max = 0;
+    bool random_weights = false;
+    CLI::App app("Prefill and decode of the model without a server, beside this machine's floor.");
+    app.name("tessera bench engine");
+    add_options(app, arguments, random_weights);
+    if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
         return *status;
     }
-    Result<ModelBundle> bundle = make_model(arguments.setup);
-    if (!bundle.ok()) {
-        return fail(bundle.status());
+    set_defaults(arguments);
+    Status status = check_model(arguments, random_weights);
+    if (status.ok()) {
+        status = arguments.setup.device == "cuda" ? bench_engine_on_device(arguments)
+                                                  : bench_engine_on_cpu(arguments);
     }
-    const int64_t longest = std::max(arguments.prompt_tokens, arguments.context + arguments.steps);
-    if (longest > bundle->config.max_position_embeddings) {
-        return fail(invalid_argument(fmt::format("{} tokens are more than the model's context of {}", longest,
-                                                 bundle->config.max_position_embeddings)));
-    }
-    const Report report{.dtype = fmt::format("float32 over bfloat16, {} KV",
-                                             dtype_name(bundle->model->page_format().kv_dtype)),
-                        .ready_s = seconds(now_ns() - start),
-                        .threads = bundle->threads->size(),
-                        .json = arguments.json};
-    Result<std::vector<std::vector<float>>> biases = load_biases(arguments.setup.folder);
-    if (!biases.ok()) {
-        return fail(biases.status());
-    }
-    EngineBench bench(*bundle, arguments, biases.take());
-    std::fprintf(stderr, "%-8s %6s %8s %12s %12s %12s %10s %10s %10s\n", "phase", "batch", "tokens",
-                 "tokens/s", "us", "floor us", "of floor", "GFMA/s", "GB/s");
-    print_line(bench.prefill(), report);
-    for (const int32_t batch : arguments.batches) {
-        print_line(bench.decode(batch), report);
-    }
-    std::fprintf(stderr, "ready after %.3f s, %.1f MB resident\n", report.ready_s,
-                 static_cast<double>(resident_bytes()) * 1e-6);
-    return 0;
+    return status.ok() ? 0 : fail(status);
 }
 
 }  // namespace tessera

@@ -8,49 +8,118 @@
 namespace tessera {
 namespace {
 
-// Elements of the weight matrices of one layer that every token passes through, and of one routed expert.
-struct LayerSizes {
-    double shared = 0;
-    double expert = 0;
+// Adds up one pass. Every method takes sizes of one layer, or of the whole pass.
+class Costs {
+  public:
+    Costs(const ModelConfig& config, const PassShape& shape, const ModelBytes& element)
+        : c_(config), shape_(shape), element_(element) {}
+
+    OperatorCosts sum() {
+        for (int64_t layer = 0; layer < c_.num_layers; ++layer) {
+            add_attention();
+            c_.is_moe(layer) ? add_experts() : add_dense();
+        }
+        at(PassOperator::kExperts).bytes +=
+            static_cast<double>(shape_.experts_touched * expert_size() * element_.weight);
+        add_ends();
+        return costs_;
+    }
+
+  private:
+    OperatorCost& at(PassOperator op) { return costs_[static_cast<size_t>(op)]; }
+    int64_t expert_size() const { return 3 * c_.hidden_size * c_.moe_intermediate_size; }
+
+    // A product of every token with `elements` weights; inputs and outputs a token.
+    void add_product(PassOperator op, int64_t elements, int64_t bytes_each, int64_t values) {
+        at(op).fmas += static_cast<double>(shape_.tokens * elements);
+        at(op).bytes += static_cast<double>(elements * bytes_each);
+        add_values(op, shape_.tokens * values);
+    }
+    void add_values(PassOperator op, int64_t count) {
+        at(op).activation_bytes += static_cast<double>(count * element_.activation);
+    }
+
+    void add_attention() {
+        const int64_t hidden = c_.hidden_size;
+        const int64_t qkv = c_.q_width() + 2 * c_.kv_width();
+        add_values(PassOperator::kNorm, 2 * 2 * shape_.tokens * hidden);
+        add_product(PassOperator::kQkv, hidden * qkv, element_.weight, hidden + qkv);
+        add_values(PassOperator::kQkvPost, 2 * shape_.tokens * qkv);
+        OperatorCost& attention = at(PassOperator::kAttention);
+        attention.fmas += 2 * static_cast<double>(shape_.attended * c_.q_width());  // q k^T and p v
+        attention.bytes += static_cast<double>(shape_.cached_slots * 2 * c_.kv_width() * element_.kv);
+        add_values(PassOperator::kAttention, 2 * shape_.tokens * c_.q_width());
+        add_product(PassOperator::kAttentionOut, hidden * c_.q_width(), element_.weight,
+                    c_.q_width() + 2 * hidden);
+    }
+    void add_dense() {
+        add_product(PassOperator::kDenseMlp, 3 * c_.hidden_size * c_.intermediate_size, element_.weight,
+                    3 * c_.hidden_size);
+    }
+    void add_experts() {
+        const int64_t hidden = c_.hidden_size;
+        add_product(PassOperator::kRouter, hidden * c_.num_experts, element_.plain, hidden);
+        add_product(PassOperator::kExperts, 3 * hidden * c_.shared_width(), element_.weight, 3 * hidden);
+        at(PassOperator::kExperts).fmas +=
+            static_cast<double>(shape_.tokens * c_.num_experts_per_token * expert_size());
+    }
+    void add_ends() {
+        const int64_t hidden = c_.hidden_size;
+        at(PassOperator::kEmbed).bytes += static_cast<double>(shape_.tokens * hidden * element_.plain);
+        add_values(PassOperator::kEmbed, shape_.tokens * hidden);
+        add_values(PassOperator::kNorm, 2 * shape_.tokens * hidden);
+        if (shape_.logit_rows > 0) {
+            const double head = static_cast<double>(c_.vocab_size * hidden);
+            at(PassOperator::kHead).fmas += static_cast<double>(shape_.logit_rows) * head;
+            at(PassOperator::kHead).bytes += head * static_cast<double>(element_.plain);
+            add_values(PassOperator::kHead, 2 * shape_.logit_rows * c_.vocab_size);  // float32
+            add_values(PassOperator::kSample, 2 * shape_.logit_rows * c_.vocab_size);
+        }
+    }
+
+    const ModelConfig& c_;
+    const PassShape& shape_;
+    const ModelBytes& element_;
+    OperatorCosts costs_{};
 };
 
-LayerSizes layer_sizes(const ModelConfig& c, bool moe) {
-    LayerSizes sizes;
-    const double hidden = static_cast<double>(c.hidden_size);
-    sizes.shared = hidden * static_cast<double>(2 * c.q_width() + 2 * c.kv_width());
-    if (!moe) {
-        sizes.shared += 3 * hidden * static_cast<double>(c.intermediate_size);
-        return sizes;
-    }
-    sizes.shared += hidden * static_cast<double>(c.num_experts + 3 * c.shared_width());
-    sizes.expert = 3 * hidden * static_cast<double>(c.moe_intermediate_size);
-    return sizes;
+bool quantised(PassOperator op) {
+    return op == PassOperator::kQkv || op == PassOperator::kAttentionOut || op == PassOperator::kDenseMlp ||
+           op == PassOperator::kExperts;
+}
+
+double arithmetic_s(PassOperator op, const OperatorCost& cost, const PassRates& rates) {
+    return cost.fmas / (quantised(op) ? rates.quantised_fma_per_s : rates.fma_per_s);
 }
 
 }  // namespace
 
-PassCost pass_cost(const ModelConfig& c, const PassShape& shape, const ModelBytes& element) {
-    PassCost cost;
-    const double tokens = static_cast<double>(shape.tokens);
-    double weights = 0;
-    for (int64_t layer = 0; layer < c.num_layers; ++layer) {
-        const LayerSizes sizes = layer_sizes(c, c.is_moe(layer));
-        weights += sizes.shared;
-        cost.fmas += tokens * (sizes.shared + static_cast<double>(c.num_experts_per_token) * sizes.expert);
-        // q k^T and p v, for every query head.
-        cost.fmas += 2 * static_cast<double>(shape.attended * c.q_width());
-        cost.bytes += static_cast<double>(shape.cached_slots * 2 * c.kv_width() * element.kv);
+OperatorCosts operator_costs(const ModelConfig& config, const PassShape& shape, const ModelBytes& element) {
+    return Costs(config, shape, element).sum();
+}
+
+PassCost pass_cost(const ModelConfig& config, const PassShape& shape, const ModelBytes& element) {
+    PassCost sum;
+    for (const OperatorCost& cost : operator_costs(config, shape, element)) {
+        sum.fmas += cost.fmas;
+        sum.bytes += cost.bytes;
     }
-    const double expert = layer_sizes(c, true).expert;
-    const double head = static_cast<double>(c.vocab_size * c.hidden_size);
-    weights += static_cast<double>(shape.experts_touched) * expert;
-    weights += tokens * static_cast<double>(c.hidden_size);  // rows of the embedding
-    if (shape.logit_rows > 0) {
-        weights += head;
-        cost.fmas += static_cast<double>(shape.logit_rows) * head;
+    return sum;
+}
+
+double operator_floor_us(PassOperator op, const OperatorCost& cost, const PassRates& rates) {
+    const double bytes = cost.bytes + cost.activation_bytes;
+    return std::max(bytes / rates.bytes_per_s, arithmetic_s(op, cost, rates)) * 1e6;
+}
+
+double pass_floor_us(const OperatorCosts& costs, const PassRates& rates) {
+    double bytes = 0;
+    double seconds = 0;
+    for (size_t op = 0; op < kPassOperators; ++op) {
+        bytes += costs[op].bytes;
+        seconds += arithmetic_s(static_cast<PassOperator>(op), costs[op], rates);
     }
-    cost.bytes += weights * static_cast<double>(element.weight);
-    return cost;
+    return std::max(bytes / rates.bytes_per_s, seconds) * 1e6;
 }
 
 int64_t count_touched_experts(std::span<const float> logits, std::span<const float> bias,

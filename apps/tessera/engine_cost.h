@@ -1,10 +1,12 @@
-// What one forward pass must do at least: multiply-adds, and bytes of weights and KV that it touches. Pure
-// arithmetic over a model's sizes, for the floors that `tessera bench engine` prints.
+// What one forward pass must do at least, operator by operator: multiply-adds, and bytes. Pure arithmetic
+// over a model's sizes, for the floors that `tessera bench engine` prints.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
+#include "model/pass_operator.h"
 #include "types/model_config.h"
 
 namespace tessera {
@@ -17,17 +19,40 @@ struct PassShape {
     int64_t experts_touched = 0;  // routed experts that some token chose, summed over the layers
 };
 
+// Of one element, as the engine holds it.
 struct ModelBytes {
-    int64_t weight = 2;  // of one element of a weight, as the engine holds it
-    int64_t kv = 4;      // of one element of K or V
+    int64_t weight = 2;  // of a projection
+    int64_t plain = 2;   // of the embedding, the router and the head, which no format quantises
+    int64_t kv = 4;
+    int64_t activation = 0;  // 0: activations are not counted (they stay in a processor's caches)
 };
+
+struct OperatorCost {
+    double fmas = 0;
+    double bytes = 0;             // weights and KV, each once
+    double activation_bytes = 0;  // its inputs and outputs, each once
+};
+using OperatorCosts = std::array<OperatorCost, kPassOperators>;  // by PassOperator
 
 struct PassCost {
     double fmas = 0;
     double bytes = 0;
 };
 
+OperatorCosts operator_costs(const ModelConfig& config, const PassShape& shape, const ModelBytes& element);
+// The sum over the operators, without activations.
 PassCost pass_cost(const ModelConfig& config, const PassShape& shape, const ModelBytes& element);
+
+// What a machine reaches. `quantised`: multiply-adds a second of the products that an FP8 checkpoint
+// quantises.
+struct PassRates {
+    double bytes_per_s = 0;
+    double fma_per_s = 0;
+    double quantised_fma_per_s = 0;
+};
+// Microseconds: the larger of bytes over bandwidth and multiply-adds over their rate.
+double operator_floor_us(PassOperator op, const OperatorCost& cost, const PassRates& rates);
+double pass_floor_us(const OperatorCosts& costs, const PassRates& rates);
 
 // How many experts of a layer a batch touches. REQUIRES: logits [tokens, experts], bias [experts] or empty.
 int64_t count_touched_experts(std::span<const float> logits, std::span<const float> bias,

@@ -155,17 +155,13 @@ Status DeviceForward::upload_rope(MemoryBudget& budget) {
 
 void DeviceForward::forward(cudaStream_t stream, const DeviceBatch& batch) {
     plan_attention(stream, batch, 0);
-    embed_cuda(stream, {.table = weights_.embedding,
-                        .vocab = config_.vocab_size,
-                        .width = config_.hidden_size,
-                        .tokens = batch.tokens,
-                        .rows = batch.tokens_count,
-                        .y = residual_,
-                        .y_stride = config_.hidden_size});
+    embed(stream, batch);
     for (size_t i = 0; i < weights_.layers.size(); ++i) {
+        const ProfileRange range("layer");
         block(stream, batch, weights_.layers[i], static_cast<int64_t>(i));
     }
     finish(stream, batch, weights_.final_norm);
+    const PassSection section = this->section(stream, PassOperator::kPrepare);
     write_trailers_cuda(stream, {.hidden = normed_,
                                  .tokens = batch.tokens_count,
                                  .width = config_.hidden_size,
@@ -178,17 +174,22 @@ void DeviceForward::forward(cudaStream_t stream, const DeviceBatch& batch) {
                                  .trailer_offset = format_.trailer_offset()});
 }
 
+void DeviceForward::embed(cudaStream_t stream, const DeviceBatch& batch) {
+    const PassSection section = this->section(stream, PassOperator::kEmbed);
+    embed_cuda(stream, {.table = weights_.embedding,
+                        .vocab = config_.vocab_size,
+                        .width = config_.hidden_size,
+                        .tokens = batch.tokens,
+                        .rows = batch.tokens_count,
+                        .y = residual_,
+                        .y_stride = config_.hidden_size});
+}
+
 void DeviceForward::mtp_forward(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* hidden) {
     check(config_.num_mtp_layers == 1 && batch.decode_rows == 0, "mtp_forward: no MTP layer, or decode rows");
     const int64_t width = config_.hidden_size;
     plan_attention(stream, batch, 1);
-    embed_cuda(stream, {.table = weights_.embedding,
-                        .vocab = config_.vocab_size,
-                        .width = width,
-                        .tokens = batch.tokens,
-                        .rows = batch.tokens_count,
-                        .y = residual_,
-                        .y_stride = width});
+    embed(stream, batch);
     RmsNormCudaArgs args{.x = residual_,
                          .x_stride = width,
                          .weight = weights_.mtp.embedding_norm,
@@ -230,6 +231,7 @@ void DeviceForward::plan_attention(cudaStream_t stream, const DeviceBatch& batch
               batch.logit_count <= options_.logit_rows_max,
           "forward: the batch exceeds the workspaces");
     first_slot_ = first_slot;
+    const PassSection section = this->section(stream, PassOperator::kPrepare);
     if (batch.decode_rows > 0) {
         decode_plan_cuda(stream, decode_plan(batch));
     }
@@ -240,13 +242,23 @@ void DeviceForward::plan_attention(cudaStream_t stream, const DeviceBatch& batch
 
 void DeviceForward::block(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
                           int64_t kv_layer) {
-    const int64_t rows = batch.tokens_count;
     norm(stream, batch, layer.input_norm, &layer.qkv);
-    const bool fp8 = layer.qkv.dtype == DType::kFloat8E4M3;
-    project(stream, layer.qkv,
-            {.x = fp8 ? static_cast<const void*>(normed8_) : normed_, .y = qkv_, .rows = rows});
+    {
+        const PassSection section = this->section(stream, PassOperator::kQkv);
+        const bool fp8 = layer.qkv.dtype == DType::kFloat8E4M3;
+        project(
+            stream, layer.qkv,
+            {.x = fp8 ? static_cast<const void*>(normed8_) : normed_, .y = qkv_, .rows = batch.tokens_count});
+    }
     qkv_post(stream, batch, layer, kv_layer);
     attend(stream, batch, layer, kv_layer);
+    attention_out(stream, batch, layer);
+    feed_forward(stream, batch, layer);
+}
+
+void DeviceForward::attention_out(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
+    const PassSection section = this->section(stream, PassOperator::kAttentionOut);
+    const int64_t rows = batch.tokens_count;
     const void* attended = attention_;
     if (layer.o.dtype == DType::kFloat8E4M3) {
         quantize_cuda(stream, {.x = attention_,
@@ -256,11 +268,11 @@ void DeviceForward::block(cudaStream_t stream, const DeviceBatch& batch, const D
         attended = attention8_;
     }
     project(stream, layer.o, {.x = attended, .y = residual_, .rows = rows, .accumulate = true});
-    feed_forward(stream, batch, layer);
 }
 
 void DeviceForward::qkv_post(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
                              int64_t kv_layer) {
+    const PassSection section = this->section(stream, PassOperator::kQkvPost);
     const int64_t width = qkv_width();
     __nv_bfloat16* k = qkv_ + config_.q_width();
     qkv_post_cuda(stream, {.tokens = batch.tokens_count,
@@ -294,6 +306,7 @@ void DeviceForward::qkv_post(cudaStream_t stream, const DeviceBatch& batch, cons
 
 void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
                            int64_t kv_layer) {
+    const PassSection section = this->section(stream, PassOperator::kAttention);
     const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
     const bool fp8 = format_.kv_dtype == DType::kFloat8E4M3;
     PagedKvCuda kv{
@@ -331,20 +344,9 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
     }
 }
 
-void DeviceForward::feed_forward(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
-    const MoeCudaTensors& tensors = layer.mlp.tensors;
-    const bool fp8 = tensors.dtype == DType::kFloat8E4M3;
-    const DeviceMatrix input{.dtype = tensors.dtype,
-                             .input_scale = layer.is_moe ? tensors.input_scale : tensors.shared_input_scale};
-    norm(stream, batch, layer.post_attention_norm, &input);
-    MoeCudaArgs args{.weights = &layer.mlp,
-                     .x = normed_,
-                     .x8 = fp8 ? normed8_ : nullptr,
-                     .tokens = batch.tokens_count,
-                     .y = residual_,
-                     .workspace = moe_memory_.data(),
-                     .sm_count = device_.sm_count};
-    if (layer.is_moe) {
+void DeviceForward::route(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
+    {
+        const PassSection section = this->section(stream, PassOperator::kRouter);
         router_logits_cuda(stream, {.x = normed_,
                                     .x_stride = config_.hidden_size,
                                     .weight = layer.router,
@@ -364,10 +366,33 @@ void DeviceForward::feed_forward(cudaStream_t stream, const DeviceBatch& batch, 
                                   .scale = static_cast<float>(config_.router_scaling_factor),
                                   .chosen = chosen_,
                                   .weights = expert_weights_});
+    }
+    if (observer_ != nullptr) {
+        observer_->experts_chosen(stream, chosen_, batch.tokens_count * config_.num_experts_per_token);
+    }
+}
+
+void DeviceForward::feed_forward(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
+    const MoeCudaTensors& tensors = layer.mlp.tensors;
+    const bool fp8 = tensors.dtype == DType::kFloat8E4M3;
+    const DeviceMatrix input{.dtype = tensors.dtype,
+                             .input_scale = layer.is_moe ? tensors.input_scale : tensors.shared_input_scale};
+    norm(stream, batch, layer.post_attention_norm, &input);
+    MoeCudaArgs args{.weights = &layer.mlp,
+                     .x = normed_,
+                     .x8 = fp8 ? normed8_ : nullptr,
+                     .tokens = batch.tokens_count,
+                     .y = residual_,
+                     .workspace = moe_memory_.data(),
+                     .sm_count = device_.sm_count};
+    if (layer.is_moe) {
+        route(stream, batch, layer);
         args.k = config_.num_experts_per_token;
         args.chosen = chosen_;
         args.expert_weights = expert_weights_;
     }
+    const PassSection section =
+        this->section(stream, layer.is_moe ? PassOperator::kExperts : PassOperator::kDenseMlp);
     moe_cuda(stream, args);
 }
 
@@ -389,6 +414,7 @@ void DeviceForward::project(cudaStream_t stream, const DeviceMatrix& matrix, Lin
 // normed = RMSNorm(residual), also quantised where the matrix that takes it is e4m3.
 void DeviceForward::norm(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* weight,
                          const DeviceMatrix* next) {
+    const PassSection section = this->section(stream, PassOperator::kNorm);
     const bool fp8 = next != nullptr && next->dtype == DType::kFloat8E4M3;
     rms_norm_cuda(stream, {.x = residual_,
                            .x_stride = config_.hidden_size,
@@ -408,6 +434,7 @@ void DeviceForward::finish(cudaStream_t stream, const DeviceBatch& batch, const 
     if (batch.logit_count == 0) {
         return;
     }
+    const PassSection section = this->section(stream, PassOperator::kHead);
     const __nv_bfloat16* input = normed_;
     if (batch.logit_rows != nullptr) {
         rms_norm_cuda(stream, {.x = residual_,

@@ -15,6 +15,7 @@
 #include "device/cuda/buffer.h"
 #include "device/cuda/device_props.h"
 #include "model/cuda/device_weights.h"
+#include "model/cuda/pass_observer.h"
 #include "ops/attention/cuda/attention_cuda.h"
 #include "ops/linear/cuda/linear_cuda.h"
 #include "types/page_format.h"
@@ -64,10 +65,17 @@ class DeviceForward {
     // after it). hidden: [T, hidden]. Prefill rows only.
     void mtp_forward(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* hidden);
 
+    // Told of the operators of the passes from here on; null: nobody.
+    void observe(PassObserver* observer) { observer_ = observer; }
+    // Around launches that belong to `op`: the passes' own, and what a runner enters before and after.
+    PassSection section(cudaStream_t stream, PassOperator op) const { return {observer_, stream, op}; }
+
     const ModelConfig& config() const { return config_; }
     const PageFormat& page_format() const { return format_; }
     const DeviceForwardOptions& options() const { return options_; }
     const DeviceProps& device() const { return device_; }
+    // Of the layers' MLPs and experts, which are nearly all of the weights.
+    DType projection_dtype() const { return weights_.layers.back().mlp.tensors.dtype; }
     int64_t weight_bytes() const { return weights_.bytes(); }
     int32_t pages_max() const { return pages_max_; }
     // Of the last pass: [logit_count, vocab], and [T, hidden] after the final norm.
@@ -78,10 +86,13 @@ class DeviceForward {
     Status allocate(MemoryBudget& budget);
     Status upload_rope(MemoryBudget& budget);
 
+    void embed(cudaStream_t stream, const DeviceBatch& batch);
     void plan_attention(cudaStream_t stream, const DeviceBatch& batch, int32_t first_slot);
     void block(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer, int64_t kv_layer);
     void attend(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer, int64_t kv_layer);
     void qkv_post(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer, int64_t kv_layer);
+    void attention_out(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer);
+    void route(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer);
     void feed_forward(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer);
     void project(cudaStream_t stream, const DeviceMatrix& matrix, LinearCudaArgs args);
     void norm(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* weight,
@@ -100,6 +111,7 @@ class DeviceForward {
     int32_t pages_max_ = 0;
     AttentionCudaShape shape_;
     int32_t first_slot_ = 0;  // of the pass being launched
+    PassObserver* observer_ = nullptr;
 
     DeviceBuffer activations_memory_, linear_memory_, attention_memory_, moe_memory_, rope_memory_,
         logits_memory_;

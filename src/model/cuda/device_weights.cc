@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "device/cuda/cuda_check.h"
+#include "model/cuda/random_fill.h"
+#include "model/cuda/random_weights.h"
 #include "ops/common/half.h"
 
 namespace tessera {
@@ -70,6 +72,19 @@ class Uploader {
             cuda_check(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
         }
     }
+    // Draws a view's elements instead of copying them. A vector is a norm's weight: ones.
+    void draw(std::byte* to, const WeightView& view, DType dtype, float deviation) {
+        if (to == nullptr) {
+            return;
+        }
+        const bool norm = view.rows == 1;
+        random_fill_cuda(nullptr, {.to = to,
+                                   .count = view.rows * view.cols,
+                                   .dtype = dtype,
+                                   .seed = *options_.random_seed + (++drawn_ << 40),
+                                   .mean = norm ? 1.0f : 0.0f,
+                                   .deviation = norm ? 0.0f : deviation});
+    }
     // Writes the view as bfloat16 and returns the place after it.
     std::byte* copy_bf16(std::byte* to, const WeightView& view, float scale) {
         if (to == nullptr) {
@@ -87,7 +102,12 @@ class Uploader {
 
     const __nv_bfloat16* vector(Group group, const WeightView& view) {
         std::byte* place = take(group, view.rows * view.cols * 2);
-        copy_bf16(place, view, 1);
+        if (options_.random_seed.has_value()) {
+            draw(place, view, DType::kBFloat16,
+                 group == Group::kEmbedding ? 1.0f : random_deviation(DType::kBFloat16, view.cols));
+        } else {
+            copy_bf16(place, view, 1);
+        }
         return reinterpret_cast<const __nv_bfloat16*>(place);
     }
     const float* floats(const std::vector<float>& values) {
@@ -103,10 +123,15 @@ class Uploader {
     }
     // The linear's elements, as they are in e4m3 or else as bfloat16; returns the place after them.
     std::byte* fill(std::byte* to, const LinearWeights& linear, bool as_fp8) {
+        const int64_t n = linear.weight.rows * linear.weight.cols;
+        if (to != nullptr && options_.random_seed.has_value()) {
+            const DType dtype = as_fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
+            draw(to, linear.weight, dtype, random_deviation(dtype, linear.weight.cols));
+            return to + n * dtype_size(dtype);
+        }
         if (as_fp8) {
-            const int64_t bytes = linear.weight.rows * linear.weight.cols;
-            copy(to, linear.weight.data, bytes);
-            return to == nullptr ? nullptr : to + bytes;
+            copy(to, linear.weight.data, n);
+            return to == nullptr ? nullptr : to + n;
         }
         return copy_bf16(to, linear.weight, linear.weight_scale.value_or(1.0f));
     }
@@ -148,6 +173,7 @@ class Uploader {
     std::array<int64_t, kGroupNames.size()> sizes_{};
     std::vector<DeviceBuffer> memory_;
     std::vector<uint16_t> converted_;
+    uint64_t drawn_ = 0;
 };
 
 bool all_fp8(const Uploader& up, const MlpWeights& mlp) {
@@ -257,7 +283,9 @@ DeviceLayer bind_layer(const ModelConfig& config, const LayerWeights& weights, U
         if (config.router_expert_bias) {
             const auto n = static_cast<size_t>(config.num_experts);
             std::vector<float> bias(n);
-            std::memcpy(bias.data(), weights.moe->expert_bias.data, n * 4);
+            if (weights.moe->expert_bias.data != nullptr) {
+                std::memcpy(bias.data(), weights.moe->expert_bias.data, n * 4);
+            }
             layer.expert_bias = up.floats(bias);
         }
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <cuda_bf16.h>
@@ -66,6 +67,8 @@ struct DeviceWeights {
 struct UploadOptions {
     bool weight_only = false;
     int64_t tokens_max = 0;
+    // The views have no data: elements are drawn on the device (random_weights.h).
+    std::optional<uint64_t> random_seed;
 };
 
 // Refused when the weights do not fit into the budget. Blocks until everything is on the device.

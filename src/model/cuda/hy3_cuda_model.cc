@@ -209,8 +209,11 @@ Result<std::unique_ptr<CudaModel>> CudaModel::create(const ModelConfig& config, 
         return status;
     }
     const int64_t tokens_max = options.model.tokens_max;
-    Result<DeviceWeights> uploaded = upload_weights(
-        config, weights, {.weight_only = options.model.weight_only, .tokens_max = tokens_max}, budget);
+    Result<DeviceWeights> uploaded = upload_weights(config, weights,
+                                                    {.weight_only = options.model.weight_only,
+                                                     .tokens_max = tokens_max,
+                                                     .random_seed = options.random_seed},
+                                                    budget);
     if (!uploaded.ok()) {
         return uploaded.status();
     }

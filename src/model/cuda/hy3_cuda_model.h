@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "device/cuda/device_props.h"
 #include "device/memory_budget.h"
@@ -17,6 +18,8 @@ struct CudaModelOptions {
     int32_t sequences_max = 1;
     int32_t positions_max = 0;  // the longest sequence
     bool deterministic = false;
+    // The weights' views have no data (random_weights()): elements are drawn on the device from this seed.
+    std::optional<uint64_t> random_seed;
 };
 
 class CudaModel : public Hy3Model {

@@ -7,6 +7,7 @@ namespace tessera {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int64_t kExpertsMax = 1024;
 
 // One block a token; 1 of 64 has something to do. Floor: 6 bytes an element written over 4.27 TB/s.
 __global__ void trailer_kernel(TrailerArgs args) {
@@ -23,7 +24,34 @@ __global__ void trailer_kernel(TrailerArgs args) {
     }
 }
 
+// Benchmarks only: one block, flags in shared memory so that each leaves the device once.
+__global__ void mark_experts_kernel(MarkExpertsArgs args) {
+    __shared__ uint8_t touched[kExpertsMax];
+    for (int64_t e = threadIdx.x; e < args.experts; e += kThreads) {
+        touched[e] = 0;
+    }
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < args.count; i += kThreads) {
+        const int32_t expert = args.chosen[i];
+        if (expert >= 0 && expert < args.experts) {
+            touched[expert] = 1;
+        }
+    }
+    __syncthreads();
+    for (int64_t e = threadIdx.x; e < args.experts; e += kThreads) {
+        if (touched[e] != 0) {
+            args.touched[e] = 1;
+        }
+    }
+}
+
 }  // namespace
+
+void mark_experts_cuda(cudaStream_t stream, const MarkExpertsArgs& args) {
+    check(args.experts <= kExpertsMax, "mark_experts: at most 1024 experts");
+    mark_experts_kernel<<<1, kThreads, 0, stream>>>(args);
+    cuda_check_launch();
+}
 
 void write_trailers_cuda(cudaStream_t stream, const TrailerArgs& args) {
     trailer_kernel<<<static_cast<unsigned>(args.tokens), kThreads, 0, stream>>>(args);

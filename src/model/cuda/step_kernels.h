@@ -25,4 +25,13 @@ struct TrailerArgs {
 };
 void write_trailers_cuda(cudaStream_t stream, const TrailerArgs& args);
 
+// touched[e] = 1 for every expert among `chosen`; ids outside [0, experts) are passed over.
+struct MarkExpertsArgs {
+    const int32_t* chosen = nullptr;  // [count]
+    int64_t count = 0;
+    int64_t experts = 0;
+    uint8_t* touched = nullptr;  // [experts]; page-locked host memory will do
+};
+void mark_experts_cuda(cudaStream_t stream, const MarkExpertsArgs& args);
+
 }  // namespace tessera

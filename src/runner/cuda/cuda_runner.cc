@@ -5,6 +5,7 @@
 #include <deque>
 #include <fmt/format.h>
 #include <map>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -12,7 +13,9 @@
 #include "device/cuda/graph.h"
 #include "device/cuda/stream.h"
 #include "model/cuda/device_forward.h"
+#include "model/cuda/random_fill.h"
 #include "runner/cuda/prepare_step.h"
+#include "runner/cuda/slot_upload.h"
 #include "runner/cuda/step_memory.h"
 #include "runner/slot_table.h"
 
@@ -37,40 +40,10 @@ std::vector<int32_t> graph_sizes(int32_t rows_max) {
     return sizes;
 }
 
-SampleSlot sample_slot(const Slot& slot) {
-    const SamplingParams& params = slot.sampling;
-    SampleSlot out;
-    out.seed = params.seed;
-    out.temperature = static_cast<float>(params.temperature);
-    out.top_p = static_cast<float>(params.top_p);
-    out.min_p = static_cast<float>(params.min_p);
-    out.repetition_penalty = static_cast<float>(params.repetition_penalty);
-    out.presence_penalty = static_cast<float>(params.presence_penalty);
-    out.frequency_penalty = static_cast<float>(params.frequency_penalty);
-    out.top_k = params.top_k;
-    out.min_tokens = params.min_tokens;
-    out.outputs = slot.outputs;
-    out.logprobs = params.logprobs.has_value() ? 1 : 0;
-    out.top = params.logprobs.value_or(0);
-    out.bias_count = static_cast<int32_t>(params.logit_bias.size());
-    out.stop_count = static_cast<int32_t>(slot.stop_ids.size());
-    out.forced_count = static_cast<int32_t>(params.forced.tokens.size());
-    out.forced_next = slot.forced_next;
-    out.forced_after = params.forced.after;
-    std::copy(slot.stop_ids.begin(), slot.stop_ids.end(), std::begin(out.stop_ids));
-    return out;
-}
-
-// What the sampler's arrays cannot hold; empty when they can.
-std::string too_large(const SlotInit& init) {
-    const auto refuse = [](std::string_view what, size_t count, int32_t max) {
-        return static_cast<int64_t>(count) <= max ? std::string()
-                                                  : fmt::format("{} {}; at most {}", count, what, max);
-    };
-    std::string text = refuse("stop ids", init.stop_ids.size(), kSampleStopsMax);
-    text = text.empty() ? refuse("logit biases", init.sampling.logit_bias.size(), kSampleBiasMax) : text;
-    return text.empty() ? refuse("forced tokens", init.sampling.forced.tokens.size(), kSampleForcedMax)
-                        : text;
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
 }
 
 GeneratedToken generated(const SampleRowResult& sampled, bool logprobs) {
@@ -122,22 +95,30 @@ class CudaRunnerImpl final : public CudaRunner {
     int32_t num_pages() const override { return num_pages_; }
     void launch(StepPlan plan) override;
     StepResult collect() override;
+    StepTiming last_timing() const override { return last_timing_; }
+    void fill_pages(uint64_t seed) override;
+    Result<StepProbe> probe(int32_t replays) override;
     int max_in_flight() const override { return kMaxInFlight; }
 
   private:
     Status allocate_pool();
     Status capture_decode_steps();
-    void init_slot(const SlotInit& init, StepStaging& staging);
-    void upload_history(const SlotInit& init);
+    void init_slots(const StepPlan& plan);
+    void upload_slots(const StepPlan& plan, StepStaging& staging);
     void stage_row(const StepRow& row, StepStaging& staging, StepShape& shape, PendingRow& pending);
     PendingStep stage_rows(const StepPlan& plan, StepStaging& staging, StepShape& shape);
     void pad_rows(StepStaging& staging, const StepShape& shape, int32_t rows) const;
     void poison(const Slot& slot, const StepRow& row);
     void copy_inputs(const StepStaging& staging, const StepShape& shape);
+    void prepare(const StepShape& shape);
     void enter_step(const StepShape& shape);
-    void enter_decode(int32_t rows) {
-        enter_step({.rows = rows, .decode_rows = rows, .tokens = rows, .logits = rows});
+    static StepShape decode_shape(int32_t rows) {
+        return {.rows = rows, .decode_rows = rows, .tokens = rows, .logits = rows};
     }
+    template <typename F>
+    Graph capture_last_step(PassObserver* observer, F&& before);
+    template <typename F>
+    double replay(const Graph& graph, int32_t replays, F&& after);
 
     DeviceForward& forward_;
     MemoryBudget& budget_;
@@ -152,8 +133,9 @@ class CudaRunnerImpl final : public CudaRunner {
     DeviceBuffer pool_;
     int32_t num_pages_ = 0;
     std::array<StepStaging, kMaxInFlight> staging_;  // of step i: [i % 2]
-    std::array<Event, kMaxInFlight> begun_{Event(Event::Timing::kOn), Event(Event::Timing::kOn)};
-    std::array<Event, kMaxInFlight> done_{Event(Event::Timing::kOn), Event(Event::Timing::kOn)};
+    StepClock clock_;
+    StepTiming last_timing_;
+    StepShape last_shape_;             // as launched, empty rows included
     std::map<int32_t, Graph> graphs_;  // by rows
     std::deque<PendingStep> pending_;
     uint64_t launched_ = 0;
@@ -212,9 +194,9 @@ Status CudaRunnerImpl::capture_decode_steps() {
         // Once as launches, over empty rows: plans are chosen and kernels loaded outside the capture.
         pad_rows(staging_[0], {}, rows);
         copy_inputs(staging_[0], {.rows = rows, .decode_rows = rows});
-        enter_decode(rows);
+        enter_step(decode_shape(rows));
         stream_.synchronize();
-        graphs_[rows] = Graph::capture(stream_.get(), [&] { enter_decode(rows); });
+        graphs_[rows] = Graph::capture(stream_.get(), [&] { enter_step(decode_shape(rows)); });
     }
     stream_.synchronize();
     cuda_check(cudaMemGetInfo(&free_after, &total));
@@ -225,46 +207,49 @@ Status CudaRunnerImpl::capture_decode_steps() {
 void CudaRunnerImpl::launch(StepPlan plan) {
     check(pending_.size() < kMaxInFlight, "runner: more plans in flight than max_in_flight()");
     use_device(forward_.device());
+    const ProfileRange range("launch step");
     const size_t parity = launched_++ % kMaxInFlight;
     StepStaging& staging = staging_[parity];
-    staging.count = 0;
-    begun_[parity].record(stream_.get());
-    for (const SlotId slot : plan.retired) {
-        slots_.retire(slot);
-    }
-    for (const SlotInit& init : plan.inits) {
-        init_slot(init, staging);
-    }
     StepShape shape;
-    pending_.push_back(stage_rows(plan, staging, shape));
+    {
+        const ProfileRange stage("stage inputs");
+        init_slots(plan);
+        pending_.push_back(stage_rows(plan, staging, shape));
+    }
+    clock_.begin(stream_.get());
+    upload_slots(plan, staging);
     if (shape.rows > 0) {
         const auto graph = graphs_.lower_bound(shape.rows);
         if (shape.decode_rows == shape.rows && graph != graphs_.end()) {
             pad_rows(staging, shape, graph->first);
             copy_inputs(staging, shape);
             graph->second.launch(stream_.get());
+            last_shape_ = decode_shape(graph->first);
         } else {
             copy_inputs(staging, shape);
             enter_step(shape);
+            last_shape_ = shape;
         }
         cuda_check(cudaMemcpyAsync(staging.results, memory_.results,
                                    static_cast<size_t>(shape.logits) * sizeof(SampleRowResult),
                                    cudaMemcpyDeviceToHost, stream_.get()));
     }
-    done_[parity].record(stream_.get());
+    clock_.end(stream_.get());
 }
 
 StepResult CudaRunnerImpl::collect() {
     check(!pending_.empty(), "runner: collect() without a plan");
     const size_t parity = collected_++ % kMaxInFlight;
-    done_[parity].wait();
+    {
+        const ProfileRange range("wait for step");
+        last_timing_ = clock_.wait();
+    }
     const PendingStep step = std::move(pending_.front());
     pending_.pop_front();
     StepResult result;
     result.step = step.step;
     result.finished = now_ns();
-    result.started =
-        result.finished - static_cast<TimeNs>(Event::elapsed_us(begun_[parity], done_[parity]) * 1e3);
+    result.started = result.finished - static_cast<TimeNs>(last_timing_.busy_us * 1e3);
     for (const PendingRow& row : step.rows) {
         RowResult out{.slot = row.slot, .generation = row.generation, .tokens = {}, .error = row.error};
         if (out.error.empty() && row.result >= 0) {
@@ -280,57 +265,26 @@ StepResult CudaRunnerImpl::collect() {
     return result;
 }
 
-void CudaRunnerImpl::init_slot(const SlotInit& init, StepStaging& staging) {
-    slots_.init(init);
-    const Slot& slot = slots_.at(init.slot);
-    std::string& error = slot_errors_[static_cast<size_t>(init.slot)];
-    error = too_large(init);
-    if (!error.empty()) {
-        return;
+void CudaRunnerImpl::init_slots(const StepPlan& plan) {
+    for (const SlotId slot : plan.retired) {
+        slots_.retire(slot);
     }
-    const auto number = static_cast<int64_t>(staging.count++);
-    const int64_t at = init.slot;
-    staging.slots[number] = sample_slot(slot);
-    copy_to_device(stream_.get(), memory_.samples.slot + at, staging.slots + number, sizeof(SampleSlot));
-    const auto biases = static_cast<int64_t>(init.sampling.logit_bias.size());
-    if (biases > 0) {
-        int32_t* ids = staging.bias_ids + number * kSampleBiasMax;
-        float* values = staging.bias_values + number * kSampleBiasMax;
-        for (int64_t i = 0; i < biases; ++i) {
-            std::tie(ids[i], values[i]) = init.sampling.logit_bias[static_cast<size_t>(i)];
-        }
-        copy_to_device(stream_.get(), memory_.bias_ids + at * kSampleBiasMax, ids, 4 * biases);
-        copy_to_device(stream_.get(), memory_.bias_values + at * kSampleBiasMax, values, 4 * biases);
-    }
-    const std::vector<TokenId>& forced = init.sampling.forced.tokens;
-    if (!forced.empty()) {
-        int32_t* ids = staging.forced + number * kSampleForcedMax;
-        std::copy(forced.begin(), forced.end(), ids);
-        copy_to_device(stream_.get(), memory_.forced + at * kSampleForcedMax, ids,
-                       4 * static_cast<int64_t>(forced.size()));
-    }
-    if (uses_penalties(init.sampling)) {
-        upload_history(init);
+    for (const SlotInit& init : plan.inits) {
+        slots_.init(init);
+        slot_errors_[static_cast<size_t>(init.slot)] = tenant_too_large(init);
     }
 }
 
-// A request with penalties is rare, and its prompt long: it is copied from ordinary memory, which waits for
-// the stream.
-void CudaRunnerImpl::upload_history(const SlotInit& init) {
-    const auto prompt = static_cast<int64_t>(init.prompt.size());
-    const auto output = static_cast<int64_t>(init.output.size());
-    check(prompt + output <= 2 * kPageTokens * sizes_.pages, "runner: a prompt longer than the context");
-    copy_to_device(stream_.get(), memory_.history, init.prompt.data(), 4 * prompt);
-    if (output > 0) {
-        copy_to_device(stream_.get(), memory_.history + prompt, init.output.data(), 4 * output);
+// After the rows have been staged: of a slot's state they change only length and pages, which the device has
+// from the step's inputs.
+void CudaRunnerImpl::upload_slots(const StepPlan& plan, StepStaging& staging) {
+    staging.count = 0;
+    staging.history_used = 0;
+    for (const SlotInit& init : plan.inits) {
+        if (slot_errors_[static_cast<size_t>(init.slot)].empty()) {
+            upload_tenant(stream_, sizes_, init, sample_slot(slots_.at(init.slot)), memory_, staging);
+        }
     }
-    sample_history_cuda(stream_.get(), {.slots = memory_.samples,
-                                        .vocab = sizes_.vocab,
-                                        .slot = init.slot,
-                                        .prompt = memory_.history,
-                                        .prompt_count = prompt,
-                                        .output = memory_.history + prompt,
-                                        .output_count = output});
 }
 
 // Decode rows come first in the batch; results keep the plan's order.
@@ -428,8 +382,9 @@ void CudaRunnerImpl::copy_inputs(const StepStaging& staging, const StepShape& sh
     }
 }
 
-// The launches of one step. Those of decode rows alone depend on nothing but their number.
-void CudaRunnerImpl::enter_step(const StepShape& shape) {
+// What the rows become once their slots' state is known.
+void CudaRunnerImpl::prepare(const StepShape& shape) {
+    const PassSection section = forward_.section(stream_.get(), PassOperator::kPrepare);
     const StepInputs& inputs = memory_.inputs;
     prepare_step_cuda(stream_.get(), {.rows = shape.rows,
                                       .decode_rows = shape.decode_rows,
@@ -447,6 +402,12 @@ void CudaRunnerImpl::enter_step(const StepShape& shape) {
                                       .token_positions = memory_.token_positions,
                                       .token_rows = memory_.token_rows,
                                       .row_tables = memory_.row_tables});
+}
+
+// The launches of one step. Those of decode rows alone depend on nothing but their number.
+void CudaRunnerImpl::enter_step(const StepShape& shape) {
+    const StepInputs& inputs = memory_.inputs;
+    prepare(shape);
     forward_.forward(stream_.get(), {.tokens_count = shape.tokens,
                                      .decode_rows = shape.decode_rows,
                                      .prefill_rows = shape.rows - shape.decode_rows,
@@ -460,6 +421,7 @@ void CudaRunnerImpl::enter_step(const StepShape& shape) {
                                      .logit_rows = shape.logits == shape.tokens ? nullptr : inputs.logit_rows,
                                      .pool = pool_.data()});
     if (shape.logits > 0) {
+        const PassSection section = forward_.section(stream_.get(), PassOperator::kSample);
         sample_cuda(stream_.get(), {.logits = forward_.logits(),
                                     .logits_stride = sizes_.vocab,
                                     .vocab = sizes_.vocab,
@@ -469,6 +431,76 @@ void CudaRunnerImpl::enter_step(const StepShape& shape) {
                                     .workspace = memory_.sample_workspace,
                                     .results = memory_.results});
     }
+}
+
+void CudaRunnerImpl::fill_pages(uint64_t seed) {
+    const DType dtype = forward_.page_format().kv_dtype;
+    // Values near 1, as normed keys are; e4m3 pages hold them over a scale of about 5 / 448.
+    random_fill_cuda(stream_.get(), {.to = pool_.data(),
+                                     .count = pool_.bytes() / dtype_size(dtype),
+                                     .dtype = dtype,
+                                     .seed = seed,
+                                     .deviation = dtype == DType::kFloat8E4M3 ? 90.0f : 1.0f});
+    stream_.synchronize();
+}
+
+template <typename F>
+Graph CudaRunnerImpl::capture_last_step(PassObserver* observer, F&& before) {
+    forward_.observe(observer);
+    Graph graph = Graph::capture(stream_.get(), [&] {
+        before();
+        enter_step(last_shape_);
+    });
+    forward_.observe(nullptr);
+    return graph;
+}
+
+// Median us of a replay after the first; `after` follows each.
+template <typename F>
+double CudaRunnerImpl::replay(const Graph& graph, int32_t replays, F&& after) {
+    Event begin(Event::Timing::kOn);
+    Event end(Event::Timing::kOn);
+    std::vector<double> us;
+    for (int32_t i = 0; i <= replays; ++i) {
+        begin.record(stream_.get());
+        graph.launch(stream_.get());
+        end.record(stream_.get());
+        end.wait();
+        if (i > 0) {
+            us.push_back(Event::elapsed_us(begin, end));
+        }
+        after();
+    }
+    return median(us);
+}
+
+Result<StepProbe> CudaRunnerImpl::probe(int32_t replays) {
+    check(pending_.empty() && last_shape_.rows > 0, "runner: probe() needs a step and nothing in flight");
+    const ModelConfig& config = forward_.config();
+    Result<ExpertCounter> experts = ExpertCounter::create(config.num_layers, config.num_experts);
+    if (!experts.ok()) {
+        return experts.status();
+    }
+    StepProbe out;
+    out.step_us = replay(capture_last_step(nullptr, [] {}), replays, [] {});
+
+    OperatorTimer timer;
+    const Graph timed = capture_last_step(&timer, [&] { timer.begin(stream_.get()); });
+    std::array<std::vector<double>, kPassOperators> times;
+    out.marked_us = replay(timed, replays, [&] {
+        const OperatorTimes us = timer.times();
+        for (size_t op = 0; op < kPassOperators; ++op) {
+            times[op].push_back(us[op]);
+        }
+    });
+    std::transform(times.begin(), times.end(), out.operators.begin(), median);
+
+    const Graph counted = capture_last_step(&*experts, [] {});
+    std::vector<int64_t> touched;
+    replay(counted, replays, [&] { touched.push_back(experts->take()); });
+    const auto sum = std::accumulate(touched.begin(), touched.end(), int64_t{0});
+    out.experts_touched = static_cast<double>(sum) / static_cast<double>(touched.size());
+    return out;
 }
 
 }  // namespace

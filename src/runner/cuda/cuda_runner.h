@@ -7,6 +7,8 @@
 #include <memory>
 
 #include "model/cuda/hy3_cuda_model.h"
+#include "model/cuda/pass_probes.h"
+#include "runner/cuda/step_clock.h"
 #include "runner/runner.h"
 
 namespace tessera {
@@ -20,6 +22,14 @@ struct CudaRunnerConfig {
     bool poison = false;
 };
 
+// One step's launches, replayed without a host between them.
+struct StepProbe {
+    double step_us = 0;          // median
+    double marked_us = 0;        // median, with an event after each operator
+    OperatorTimes operators{};   // medians, from those events
+    double experts_touched = 0;  // mean, summed over the layers
+};
+
 class CudaRunner : public Runner {
   public:
     // Takes its memory from the model's budget and seals it. The model must outlive the runner, and nobody
@@ -27,6 +37,15 @@ class CudaRunner : public Runner {
     static Result<std::unique_ptr<CudaRunner>> create(CudaModel& model, const CudaRunnerConfig& config);
 
     virtual int32_t num_pages() const = 0;
+    // Of the step collected last.
+    virtual StepTiming last_timing() const = 0;
+
+    // For benchmarks, with nothing in flight.
+    // Fills all pages with random K and V.
+    virtual void fill_pages(uint64_t seed) = 0;
+    // Replays the step launched last, over the same inputs: the same positions, each time with the slots'
+    // newest tokens. It takes some device memory of its own for the graphs.
+    virtual Result<StepProbe> probe(int32_t replays) = 0;
 };
 
 }  // namespace tessera

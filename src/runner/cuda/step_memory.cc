@@ -1,7 +1,6 @@
 #include "runner/cuda/step_memory.h"
 
 #include "device/cuda/cuda_check.h"
-#include "types/page_format.h"
 
 namespace tessera {
 namespace {
@@ -54,9 +53,13 @@ Result<StepStaging> StepStaging::allocate(const StepSizes& sizes) {
         status = pinned(out.init_memory, "new slots",
                         slot_bytes + rows * (2 * kSampleBiasMax + kSampleForcedMax) * 4);
     }
+    if (status.ok()) {
+        status = pinned(out.history_memory, "histories of new slots", 4 * history_words(sizes));
+    }
     if (!status.ok()) {
         return status;
     }
+    out.history = out.history_memory.as<int32_t>();
     out.inputs = StepInputs(out.input_memory.as<int32_t>(), sizes);
     out.results = out.result_memory.as<SampleRowResult>();
     out.slots = out.init_memory.as<SampleSlot>();
@@ -93,7 +96,7 @@ Result<StepMemory> StepMemory::allocate(const StepSizes& sizes, MemoryBudget& bu
     take(out.bias_values, "slots", rows * kSampleBiasMax);
     take(out.forced, "slots", rows * kSampleForcedMax);
     take(out.slot_tables, "page tables", rows * sizes.pages);
-    take(out.history, "slots", 2 * kPageTokens * sizes.pages);
+    take(out.history, "slots", history_words(sizes));
     int32_t* words = nullptr;
     take(words, "step inputs", StepInputs::words(sizes));
     take(out.tokens, "step inputs", sizes.tokens);

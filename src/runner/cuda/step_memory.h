@@ -6,6 +6,7 @@
 
 #include "device/cuda/buffer.h"
 #include "ops/sample/cuda/sample_cuda.h"
+#include "types/page_format.h"
 
 namespace tessera {
 
@@ -15,6 +16,11 @@ struct StepSizes {
     int32_t pages = 0;   // of a slot's table
     int64_t vocab = 0;
 };
+
+// The longest prompt and output of one tenant.
+inline int64_t history_words(const StepSizes& sizes) {
+    return 2 * kPageTokens * sizes.pages;
+}
 
 // What the host tells a step, as int32 arrays: row r of a plan at [r]. The same layout on the host and on the
 // device, so that one copy takes each part.
@@ -40,7 +46,7 @@ struct StepInputs {
 
 // Page-locked memory of one step in flight.
 struct StepStaging {
-    PinnedBuffer input_memory, result_memory, init_memory;
+    PinnedBuffer input_memory, result_memory, init_memory, history_memory;
     StepInputs inputs;
     SampleRowResult* results = nullptr;  // [rows]
     // What new tenants bring, by their number in the plan.
@@ -49,6 +55,8 @@ struct StepStaging {
     float* bias_values = nullptr;  // [rows][kSampleBiasMax]
     int32_t* forced = nullptr;     // [rows][kSampleForcedMax]
     int32_t count = 0;             // of tenants so far
+    int32_t* history = nullptr;    // [history_words()]: prompts and outputs of tenants with penalties
+    int64_t history_used = 0;
 
     static Result<StepStaging> allocate(const StepSizes& sizes);
 };
@@ -61,7 +69,7 @@ struct StepMemory {
     float* bias_values = nullptr;
     int32_t* forced = nullptr;
     int32_t* slot_tables = nullptr;  // [slots, pages]
-    int32_t* history = nullptr;      // [2 * pages * 64]: a tenant's prompt and output, for the penalties
+    int32_t* history = nullptr;      // [history_words()]: a tenant's prompt and output, for the penalties
     StepInputs inputs;
     int32_t* tokens = nullptr;
     int32_t* token_positions = nullptr;
