@@ -43,6 +43,13 @@ __global__ void __launch_bounds__(kThreads) router_topk_kernel(RouterTopkCudaArg
     if (token >= args.tokens) {
         return;
     }
+    if (args.positions != nullptr && args.positions[token] < 0) {
+        if (lane < args.k) {
+            args.chosen[token * args.k + lane] = -1;
+            args.weights[token * args.k + lane] = 0;
+        }
+        return;
+    }
     float score[PerLane];
     uint64_t rank[PerLane];
 #pragma unroll

@@ -32,6 +32,8 @@ struct RouterTopkCudaArgs {
     const float* logits = nullptr;  // [tokens, experts]
     int64_t logits_stride = 0;
     const float* bias = nullptr;  // [experts]; may be null
+    // [tokens]; < 0 is padding, which chooses -1 with weight 0. Null: there is none.
+    const int32_t* positions = nullptr;
     int64_t tokens = 0;
     int64_t experts = 0;  // at most kRouterCudaExpertsMax
     int64_t k = 0;        // 1 .. min(experts, kRouterCudaChosenMax)

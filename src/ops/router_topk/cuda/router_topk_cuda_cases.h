@@ -136,6 +136,7 @@ struct RouterTopkCudaSpec {
     int64_t experts = 1;
     int64_t k = 1;
     bool bias = true;
+    bool padding = false;  // every third token
 };
 
 // Over the data of the CPU backend's cases, and with the same bits.
@@ -143,6 +144,8 @@ class RouterTopkCudaCase {
   public:
     RouterTopkCudaCase(const CudaCaseData& data, const RouterTopkCudaSpec& spec)
         : host_(spec.tokens, spec.experts, spec.k, spec.bias, data.seed),
+          host_positions_(make_positions(spec)),
+          positions_(data.budget, host_positions_, 1),
           logits_(data.budget, host_.logits, data.sets),
           bias_(data.budget, host_.bias, 1),
           chosen_(data.budget, std::vector<int32_t>(static_cast<size_t>(spec.tokens * spec.k)), data.sets),
@@ -152,6 +155,7 @@ class RouterTopkCudaCase {
         router_topk_cuda(stream, {.logits = logits_.at(set),
                                   .logits_stride = host_.experts,
                                   .bias = host_.bias_used ? bias_.at(0) : nullptr,
+                                  .positions = positions_.at(0),
                                   .tokens = host_.tokens,
                                   .experts = host_.experts,
                                   .k = host_.k,
@@ -169,11 +173,33 @@ class RouterTopkCudaCase {
         std::vector<float> got(chosen.begin(), chosen.end());
         const std::vector<float> weights = weights_.download();
         got.insert(got.end(), weights.begin(), weights.end());
-        return compare_close(got, host_.result(), 0, 0);
+        return compare_close(got, wanted(), 0, 0);
     }
 
   private:
+    static std::vector<int32_t> make_positions(const RouterTopkCudaSpec& spec) {
+        std::vector<int32_t> positions(static_cast<size_t>(spec.tokens));
+        for (size_t i = 0; i < positions.size(); ++i) {
+            positions[i] = spec.padding && i % 3 == 1 ? -1 : static_cast<int32_t>(i);
+        }
+        return positions;
+    }
+    // The reference's, with nothing chosen by padding.
+    std::vector<float> wanted() const {
+        std::vector<float> values = host_.result();
+        const auto k = static_cast<size_t>(host_.k);
+        for (size_t token = 0; token < host_positions_.size(); ++token) {
+            for (size_t i = token * k; host_positions_[token] < 0 && i < (token + 1) * k; ++i) {
+                values[i] = -1;
+                values[host_positions_.size() * k + i] = 0;
+            }
+        }
+        return values;
+    }
+
     RouterTopkCase host_;
+    const std::vector<int32_t> host_positions_;
+    DeviceArray<int32_t> positions_;
     DeviceArray<float> logits_, bias_;
     DeviceArray<int32_t> chosen_;
     DeviceArray<float> weights_;
@@ -181,27 +207,29 @@ class RouterTopkCudaCase {
 
 inline std::vector<CudaOpCase> router_topk_cuda_cases() {
     std::vector<CudaOpCase> cases;
-    const auto add = [&](int64_t tokens, int64_t experts, int64_t k, bool bench) {
+    const auto add = [&](RouterTopkCudaSpec spec, bool bench) {
         for (const bool bias : {true, false}) {
-            const int64_t bytes = tokens * (experts + 2 * k) * 4;
-            cases.push_back(
-                {fmt::format("tokens={} experts={} k={}{}", tokens, experts, k, bias ? " bias" : ""),
-                 "float32", bench && bias,
-                 [=](const CudaCaseData& data) {
-                     auto run = std::make_shared<RouterTopkCudaCase>(
-                         data, RouterTopkCudaSpec{tokens, experts, k, bias});
-                     return make_cuda_run(std::move(run), data.sets, {bytes, tokens * experts * 20});
-                 },
-                 bytes});
+            spec.bias = bias;
+            const int64_t bytes = spec.tokens * (spec.experts + 2 * spec.k) * 4;
+            cases.push_back({fmt::format("tokens={} experts={} k={}{}{}", spec.tokens, spec.experts, spec.k,
+                                         bias ? " bias" : "", spec.padding ? " padding" : ""),
+                             "float32", bench && bias,
+                             [=](const CudaCaseData& data) {
+                                 auto run = std::make_shared<RouterTopkCudaCase>(data, spec);
+                                 return make_cuda_run(std::move(run), data.sets,
+                                                      {bytes, spec.tokens * spec.experts * 20});
+                             },
+                             bytes});
         }
     };
-    add(1, 1, 1, false);
-    add(3, 16, 4, false);
-    add(65, 63, 32, false);
-    add(127, 129, 7, false);
-    add(9, 512, 8, false);
-    add(64, 192, 8, true);
-    add(8192, 192, 8, true);
+    add({1, 1, 1}, false);
+    add({3, 16, 4}, false);
+    add({65, 63, 32}, false);
+    add({127, 129, 7}, false);
+    add({9, 512, 8}, false);
+    add({.tokens = 70, .experts = 192, .k = 8, .padding = true}, false);
+    add({64, 192, 8}, true);
+    add({8192, 192, 8}, true);
     return cases;
 }
 
