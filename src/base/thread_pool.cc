@@ -26,13 +26,19 @@ void pause_once() {
 
 // One loop is one epoch: odd while it is open, even once it is closed. The owner writes the loop and opens
 // it; a worker announces itself in `active`, looks whether the epoch is still the open one, and only then
-// claims items through `next`. The owner takes part, closes the epoch when all items are claimed, and waits
+// claims items. The owner takes part, closes the epoch when all items are claimed, and waits
 // for those that came in; a worker that did not wake in time holds up nobody. (The order active++, read epoch
 // against close epoch, read active, both sequentially consistent, makes one of the two see the other.)
 struct ThreadPool::Shared {
+    struct alignas(64) Hand {
+        std::atomic<int64_t> next{0};  // the thread's own items that were claimed so far
+    };
+
+    explicit Shared(int threads) : hands(static_cast<size_t>(threads)) {}
+
     alignas(64) std::atomic<uint64_t> epoch{0};
-    alignas(64) std::atomic<int64_t> next{0};
     alignas(64) std::atomic<int> active{0};
+    std::vector<Hand> hands;
     int64_t items = 0;
     void* context = nullptr;
     Call call = nullptr;
@@ -41,10 +47,19 @@ struct ThreadPool::Shared {
     std::mutex mutex;
     std::condition_variable wake;
 
+    // First the thread's own hand, then what is left of the others'.
     void claim(int thread) {
-        for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < items;
-             i = next.fetch_add(1, std::memory_order_relaxed)) {
-            call(context, i, thread);
+        const auto threads = static_cast<int64_t>(hands.size());
+        for (int64_t v = 0; v < threads; ++v) {
+            const int64_t owner = (thread + v) % threads;
+            std::atomic<int64_t>& next = hands[static_cast<size_t>(owner)].next;
+            for (;;) {
+                const int64_t item = owner + threads * next.fetch_add(1, std::memory_order_relaxed);
+                if (item >= items) {
+                    break;
+                }
+                call(context, item, thread);
+            }
         }
     }
 
@@ -75,7 +90,7 @@ struct ThreadPool::Shared {
     }
 };
 
-ThreadPool::ThreadPool(int threads) : shared_(std::make_unique<Shared>()) {
+ThreadPool::ThreadPool(int threads) : shared_(std::make_unique<Shared>(threads)) {
     check(threads >= 1, "a thread pool needs at least one thread");
     for (int i = 1; i < threads; ++i) {
         workers_.emplace_back([this, i] { work(i); });
@@ -104,7 +119,9 @@ void ThreadPool::run(int64_t items, const void* context, Call call) {
     }
     s.items = items;
     s.call = call;
-    s.next.store(0);
+    for (Shared::Hand& hand : s.hands) {
+        hand.next.store(0, std::memory_order_relaxed);
+    }
     s.epoch.fetch_add(1);
     s.wake_sleepers();
     s.claim(0);

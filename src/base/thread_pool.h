@@ -24,8 +24,10 @@ class ThreadPool {
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-    // Calls body(item, thread) once for each item in [0, items), in no particular order, with thread in
-    // [0, size()); returns when all are done. Items are claimed one by one: make each worth a microsecond or
+    // Calls body(item, thread) once for each item in [0, items), with thread in [0, size()); returns when all
+    // are done. Thread t begins with items t, t + size(), ... in this order, and then helps the others: so
+    // item i of one loop mostly meets in its core's cache what item i of another left there, and a thread
+    // that sleeps or is slow holds up nobody. Items are claimed one by one: make each worth a microsecond or
     // more.
     template <typename Body>
     void parallel_for(int64_t items, Body&& body) {

@@ -26,6 +26,24 @@ TEST(ThreadPool, EveryItemOnceForManyLoops) {
     }
 }
 
+// A worker that is held up in its first item leaves the rest of its hand to the others.
+TEST(ThreadPool, OthersTakeTheItemsOfASlowThread) {
+    ThreadPool pool(2);
+    std::atomic<int> done{0};
+    std::atomic<int> by_owner{0};
+    pool.parallel_for(64, [&](int64_t item, int thread) {
+        if (thread == 1) {
+            while (done.load() < 32) {  // until the caller has taken all that is its own
+                std::this_thread::yield();
+            }
+        }
+        by_owner += item % 2 == thread ? 1 : 0;
+        done.fetch_add(1);
+    });
+    EXPECT_EQ(done.load(), 64);
+    EXPECT_GE(by_owner.load(), 32);
+}
+
 TEST(ThreadPool, WakesWorkersThatSleep) {
     ThreadPool pool(2);
     for (int loop = 0; loop < 3; ++loop) {

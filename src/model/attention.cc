@@ -32,13 +32,26 @@ void self_attention(Step& step, const PackedLayer& layer, int64_t kv_layer) {
     if (step.observed != nullptr) {
         step.observed->attention_input.add(work.normed, step.tokens * config.hidden_size);
     }
+    const AttentionArgs attend{.plan = &work.plan,
+                               .q = work.qkv,
+                               .q_stride = width,
+                               .out = work.attention,
+                               .out_stride = config.q_width(),
+                               .pool = step.pool.data,
+                               .page_stride = step.pool.stride_bytes,
+                               .k_offset = step.format.k_offset(kv_layer),
+                               .v_offset = step.format.v_offset(kv_layer),
+                               .kv_dtype = step.format.kv_dtype,
+                               .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim))};
+    attention_keys_ahead(step.ops, attend, work.ahead);
     linear(step.ops, {.x = work.normed,
                       .x_stride = config.hidden_size,
                       .rows = step.tokens,
                       .weight = &layer.qkv,
                       .y = work.qkv,
                       .y_stride = width,
-                      .outputs = width});
+                      .outputs = width,
+                      .ahead = &work.ahead});
     qkv_post(step.ops, {.tokens = step.tokens,
                         .q_heads = config.num_heads,
                         .kv_heads = config.num_kv_heads,
@@ -58,17 +71,7 @@ void self_attention(Step& step, const PackedLayer& layer, int64_t kv_layer) {
                         .k_offset = step.format.k_offset(kv_layer),
                         .v_offset = step.format.v_offset(kv_layer),
                         .kv_dtype = step.format.kv_dtype});
-    attention(step.ops, {.plan = &work.plan,
-                         .q = work.qkv,
-                         .q_stride = width,
-                         .out = work.attention,
-                         .out_stride = config.q_width(),
-                         .pool = step.pool.data,
-                         .page_stride = step.pool.stride_bytes,
-                         .k_offset = step.format.k_offset(kv_layer),
-                         .v_offset = step.format.v_offset(kv_layer),
-                         .kv_dtype = step.format.kv_dtype,
-                         .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim))});
+    attention(step.ops, attend);
     if (step.observed != nullptr) {
         observe_kv(step, kv_layer);
         step.observed->output_input.add(work.attention, step.tokens * config.q_width());

@@ -31,6 +31,7 @@ struct Workspace {
     std::vector<KvTarget> targets;
     std::vector<AttentionSequence> sequences;
     AttentionPlan plan;
+    FetchAhead ahead;
     MoeWorkspace moe;
 };
 

@@ -2,7 +2,9 @@
 //
 // A query's result is the same bits whatever the batch, the chunking, the thread count and the instruction
 // set:
-//   scores   q * scale, then one chain of fused multiply-adds over head_dim, for each (query, key)
+//   scores   q * scale, then for each (query, key) two chains of fused multiply-adds, over the even and over
+//   the
+//            odd elements of the head, and their sum
 //   tiles    the 64 slots of a page, in order, with online softmax: the running maximum, sum and output are
 //   rescaled
 //            once a tile, the sums run over the slots in order
@@ -19,6 +21,7 @@
 
 #include "base/dtype.h"
 #include "device/host_buffer.h"
+#include "ops/common/fetch_ahead.h"
 #include "ops/op_context.h"
 
 namespace tessera {
@@ -97,6 +100,8 @@ struct AttentionArgs {
 };
 
 void attention(OpContext& context, const AttentionArgs& args);
+// The keys that each thread will read first, where decode waits for memory; whole tiles alone.
+void attention_keys_ahead(const OpContext& context, const AttentionArgs& args, FetchAhead& ahead);
 // The plain reference: the same tiles, spans and chains, hence the same bits, one element at a time.
 void attention_ref(const AttentionArgs& args);
 

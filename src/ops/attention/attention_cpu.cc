@@ -1,3 +1,4 @@
+#include <cstring>
 #include <limits>
 
 #include "base/check.h"
@@ -45,9 +46,12 @@ int32_t group_width(const Block& b, int32_t row) {
     return std::min(b.padded - row, 3 * b.lanes);
 }
 
-// Each row group's queries lie together, transposed: [head_dim][width] from row * head_dim on.
+// Each row group's queries lie together, pairs of elements transposed: [head_dim / 2][width][2] from row *
+// head_dim on.
 void load_queries(const Block& b) {
-    const float* q[kAttentionRowGroup];
+    const hn::ScalableTag<float> d;
+    const auto scale = hn::Set(d, b.args.scale);
+    float* scaled = b.scratch.scores;  // not yet in use; as large as a head
     for (int32_t first = 0; first < b.padded; first += 3 * b.lanes) {
         const int32_t width = group_width(b, first);
         const int32_t rows = std::min(width, b.rows - first);
@@ -55,17 +59,21 @@ void load_queries(const Block& b) {
             const int64_t query = (first + i) / b.group;
             const int64_t token = b.sequence.first + b.item.query + query;
             const int64_t head = b.item.kv_head * b.group + (first + i) % b.group;
-            q[i] = b.args.q + token * b.args.q_stride + head * b.head_dim;
+            const float* q = b.args.q + token * b.args.q_stride + head * b.head_dim;
+            for (int64_t e = 0; e < b.head_dim; e += static_cast<int64_t>(hn::Lanes(d))) {
+                hn::StoreU(hn::Mul(hn::LoadU(d, q + e), scale), d, scaled + e);
+            }
+            float* pair = b.scratch.q + first * b.head_dim + 2 * i;
+            for (int64_t e = 0; e < b.head_dim; e += 2, pair += 2 * width) {
+                std::memcpy(pair, scaled + e, 2 * sizeof(float));
+            }
             b.scratch.limit[first + i] = static_cast<float>(b.first_limit + query);
         }
         std::fill(b.scratch.limit + first + rows, b.scratch.limit + first + width,
                   std::numeric_limits<float>::max());
-        float* column = b.scratch.q + first * b.head_dim;
-        for (int64_t d = 0; d < b.head_dim; ++d, column += width) {
-            for (int32_t i = 0; i < rows; ++i) {
-                column[i] = q[i][d] * b.args.scale;
-            }
-            std::fill(column + rows, column + width, 0.0f);
+        float* padding = b.scratch.q + first * b.head_dim + 2 * rows;
+        for (int64_t e = 0; rows < width && e < b.head_dim; e += 2, padding += 2 * width) {
+            std::fill_n(padding, 2 * (width - rows), 0.0f);
         }
     }
 }
@@ -271,6 +279,28 @@ int64_t run_length(std::span<const AttentionItem> items, int threads) {
 }
 
 }  // namespace
+
+void attention_keys_ahead(const OpContext& context, const AttentionArgs& args, FetchAhead& ahead) {
+    const int threads = context.threads.size();
+    ahead.clear(threads);
+    const std::span<const AttentionItem> items = args.plan->items();
+    const int64_t length = run_length(items, threads);
+    if (length == 1 || args.kv_dtype != DType::kFloat32) {
+        return;
+    }
+    const AttentionShape& shape = args.plan->shape();
+    const int64_t block = kAttentionTile * shape.head_dim * 4;
+    for (size_t i = 0; i < items.size(); ++i) {
+        const AttentionItem& item = items[i];
+        const AttentionSequence& sequence = args.plan->sequences()[static_cast<size_t>(item.sequence)];
+        const int32_t tiles = (sequence.first_slot + sequence.position + 1) / kAttentionTile;
+        for (int32_t tile = 0; tile < tiles; ++tile) {
+            const std::byte* page = args.pool + sequence.pages[static_cast<size_t>(tile)] * args.page_stride;
+            ahead.add(static_cast<int64_t>(i) / length % threads,
+                      page + args.k_offset + item.kv_head * block);
+        }
+    }
+}
 
 HWY_EXPORT(run_item);
 HWY_EXPORT(run_merge);

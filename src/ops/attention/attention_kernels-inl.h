@@ -8,6 +8,8 @@
 #endif
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <hwy/highway.h>
 
 #include "ops/attention/attention_scratch.h"
@@ -23,7 +25,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // A group of rows against one tile. Slots outside [begin, keys) may be loaded but count for nothing.
 struct TileArgs {
     int64_t head_dim = 0;
-    const float* q = nullptr;       // [head_dim][width]
+    const float* q = nullptr;       // [head_dim / 2][width][2]
     const float* k = nullptr;       // [64][head_dim]
     const float* v = nullptr;       // [64][head_dim]
     const float* next_k = nullptr;  // the next tile's keys, to be fetched meanwhile; may be null
@@ -41,50 +43,55 @@ struct TileArgs {
     float* output = nullptr;        // [rows][head_dim]
 };
 
-// scores[key][row] = sum over d of k[key][d] * q[d][row]. Vectors run along rows and a key's element is
-// broadcast, so K is read as it lies in its page. kHeadDim = 0: any; a constant makes the keys' distances
-// part of the addresses, where 16 pointers would not fit the registers.
-template <int kHeadDim, int kVectors, int kKeys, class D>
-HWY_INLINE void score_block(D d, const TileArgs& t, int32_t key) {
-    using V = hn::Vec<D>;
-    const size_t lanes = hn::Lanes(d);
+// scores[key][row] = sum over e of k[key][e] * q[row][e], for kKeys keys from `key`. A pair of a key's
+// elements is broadcast against pairs of 8 (or 4) rows' elements, so K is read as it lies in its page, every
+// lane of the widest vectors has work when a group has only 8 rows, and a lane's chain runs over the even or
+// the odd elements. kVectors vectors hold the width's pairs. kHeadDim = 0: any; a constant makes the keys'
+// distances part of the addresses, where 16 pointers would not fit the registers.
+template <int kHeadDim, int kVectors, int kKeys>
+HWY_INLINE void score_block(const TileArgs& t, int32_t key) {
+    const hn::ScalableTag<float> d;
+    const hn::Repartition<uint64_t, decltype(d)> pairs;
+    using V = hn::Vec<decltype(d)>;
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
     const int64_t head_dim = kHeadDim == 0 ? t.head_dim : kHeadDim;
     const float* k = t.k + key * head_dim;
     [[maybe_unused]] const float* v = t.v + key * head_dim;
-    V acc[kKeys][kVectors];
-#pragma GCC unroll 16
-    for (int i = 0; i < kKeys; ++i) {
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) {
-            acc[i][j] = hn::Zero(d);
-        }
+    V acc[kKeys * kVectors];
+#pragma GCC unroll 32
+    for (V& sum : acc) {
+        sum = hn::Zero(d);
     }
     const float* q = t.q;
-    for (int64_t e = 0; e < head_dim; ++e, q += t.width) {
+    for (int64_t e = 0; e < head_dim; e += 2, q += kVectors * lanes) {
         V qv[kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) {
             qv[j] = hn::LoadU(d, q + j * lanes);
         }
-        if constexpr (kVectors == 1) {  // decode waits for memory: fetch the values of these keys
-            __builtin_prefetch(v + e * kKeys, 0, 2);
+        if (kVectors * lanes == 16) {  // decode waits for memory: fetch the values of these keys
+            for (int line = 0; line < 2 * kKeys; line += 16) {
+                __builtin_prefetch(v + e * kKeys + line, 0, 2);
+            }
         }
 #pragma GCC unroll 16
         for (int i = 0; i < kKeys; ++i) {
-            const V kv = hn::Set(d, k[i * head_dim + e]);
-#pragma GCC unroll 4
+            uint64_t pair;
+            std::memcpy(&pair, k + i * head_dim + e, sizeof pair);
+            const V kv = hn::BitCast(d, hn::Set(pairs, pair));
+#pragma GCC unroll 8
             for (int j = 0; j < kVectors; ++j) {
-                acc[i][j] = hn::MulAdd(kv, qv[j], acc[i][j]);
+                acc[i * kVectors + j] = hn::MulAdd(kv, qv[j], acc[i * kVectors + j]);
             }
         }
     }
+    // Two neighbouring vectors of pairs are one of scores.
     float* out = t.scores + key * t.width;
 #pragma GCC unroll 16
-    for (int i = 0; i < kKeys; ++i, out += t.width) {
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) {
-            hn::StoreU(acc[i][j], d, out + j * lanes);
-        }
+    for (int i = 0; i < kKeys * kVectors; i += 2, out += lanes) {
+        const V even = hn::ConcatEven(d, acc[i + 1], acc[i]);
+        const V odd = hn::ConcatOdd(d, acc[i + 1], acc[i]);
+        hn::StoreU(hn::Add(even, odd), d, out);
     }
 }
 
@@ -138,14 +145,28 @@ HWY_INLINE void softmax_block(D d, const TileArgs& t) {
             }
         }
     }
-    for (int32_t key = t.begin; key < t.keys; ++key) {
+    V late[kVectors];  // a second chain for every other key: the maximum has no order
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+        late[j] = max[j];
+    }
+    int32_t key = t.begin;
+    for (; key + 2 <= t.keys; key += 2) {
         const float* s = t.scores + key * t.width;
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j) {
             max[j] = hn::Max(max[j], hn::LoadU(d, s + j * lanes));
+            late[j] = hn::Max(late[j], hn::LoadU(d, s + t.width + j * lanes));
         }
     }
-    for (int32_t key = t.begin; key < t.keys; ++key) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+        if (key < t.keys) {
+            max[j] = hn::Max(max[j], hn::LoadU(d, t.scores + key * t.width + j * lanes));
+        }
+        max[j] = hn::Max(max[j], late[j]);
+    }
+    for (key = t.begin; key < t.keys; ++key) {
         float* s = t.scores + key * t.width;
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j) {
@@ -257,29 +278,25 @@ HWY_INLINE void value_tile(const TileArgs& t) {
     }
 }
 
-template <int kHeadDim, int kVectors, class D>
-HWY_INLINE void score_tile(D d, const TileArgs& t) {
-    // Accumulators: 24 of 32 registers with AVX-512, 12 of 16 with AVX2, and never under 8 chains in flight.
-    constexpr bool kWide = HWY_TARGET != HWY_AVX2;
-    constexpr int kKeys = kWide || kVectors == 1 ? 8 : 4;
-    int32_t key = 0;
-    if constexpr (kWide && kVectors == 1 && kHeadDim != 0) {
-        for (; key + kKeys < t.keys; key += 2 * kKeys) {
-            score_block<kHeadDim, kVectors, 2 * kKeys>(d, t, key);
-        }
-    }
-    for (; key < t.keys; key += kKeys) {
-        score_block<kHeadDim, kVectors, kKeys>(d, t, key);
+// All scores of the tile; a block of keys may reach past the last one, not past the tile.
+template <int kHeadDim, int kVectors>
+HWY_INLINE void score_tile(const TileArgs& t) {
+    constexpr unsigned kAccumulators = HWY_TARGET == HWY_AVX2 ? 12 : 24;  // of 16 or 32 registers
+    constexpr int kKeys = static_cast<int>(std::bit_floor(kAccumulators / kVectors));
+    for (int32_t key = 0; key < t.keys; key += kKeys) {
+        score_block<kHeadDim, kVectors, kKeys>(t, key);
     }
 }
 
 // All of one tile for a group of kVectors vectors of rows.
 template <int kVectors, class D>
 HWY_NOINLINE void tile_step(D d, const TileArgs& t) {
+    constexpr int kPairVectors = 2 * kVectors * static_cast<int>(hn::MaxLanes(d)) /
+                                 static_cast<int>(hn::MaxLanes(hn::ScalableTag<float>()));
     if (t.head_dim == 128) {
-        score_tile<128, kVectors>(d, t);
+        score_tile<128, kPairVectors>(t);
     } else {
-        score_tile<0, kVectors>(d, t);
+        score_tile<0, kPairVectors>(t);
     }
     softmax_block<kVectors>(d, t);
     value_tile(t);

@@ -43,10 +43,13 @@ struct Row {
         std::vector<float> p(static_cast<size_t>(end - begin));
         float max = state.max;
         for (int32_t slot = begin; slot < end; ++slot) {
-            float score = 0;
-            for (int64_t d = 0; d < head_dim; ++d) {
-                score = std::fma(load(args.k_offset, slot, d), q[static_cast<size_t>(d)], score);
+            float even = 0;
+            float odd = 0;
+            for (int64_t d = 0; d < head_dim; d += 2) {
+                even = std::fma(load(args.k_offset, slot, d), q[static_cast<size_t>(d)], even);
+                odd = std::fma(load(args.k_offset, slot, d + 1), q[static_cast<size_t>(d) + 1], odd);
             }
+            const float score = even + odd;
             p[static_cast<size_t>(slot - begin)] = score;
             max = score > max ? score : max;
         }

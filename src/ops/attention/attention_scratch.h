@@ -37,7 +37,7 @@ struct AttentionState {
 };
 
 struct AttentionScratch {
-    float* q = nullptr;       // [row group][head_dim][its rows]: scaled
+    float* q = nullptr;       // [row group][head_dim / 2][its rows][2]: scaled
     float* scores = nullptr;  // [64][row group]
     float* alpha = nullptr;   // [rows]: this tile's rescaling
     float* limit = nullptr;   // [rows]: the last slot that the row sees

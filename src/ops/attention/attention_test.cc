@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <gtest/gtest.h>
+#include <set>
 
 #include "ops/attention/attention_cases.h"
 #include "ops/harness_simd.h"
@@ -33,6 +34,39 @@ TEST_F(AttentionTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
                 << variant.name << " " << c.shape << " " << c.dtype << " max_abs=" << error.max_abs;
         }
     }
+}
+
+// What a projection fetches for decode: the keys of whole tiles, of the thread that is offered the item.
+TEST_F(AttentionTest, ListsEachThreadsKeysOfWholeTiles) {
+    AttentionCase data(
+        {.shape = {16, 2, 128}, .sequences = std::vector<AttentionCaseSpec::Sequence>(16, {1, 130})});
+    const AttentionArgs args = data.args();
+    FetchAhead ahead;
+    attention_keys_ahead(context_, args, ahead);
+    std::set<const std::byte*> expected;
+    for (const AttentionSequence& s : data.sequences()) {
+        for (size_t tile = 0; tile < 2; ++tile) {  // of 131 slots
+            for (int64_t head = 0; head < 2; ++head) {
+                expected.insert(args.pool + s.pages[tile] * args.page_stride + args.k_offset +
+                                head * 64 * 128 * 4);
+            }
+        }
+    }
+    for (int thread = 0; thread < 2; ++thread) {
+        int taken = 0;
+        for (; const std::byte* block = ahead.take(thread); ++taken) {
+            EXPECT_EQ(expected.erase(block), 1u);
+        }
+        EXPECT_EQ(taken, 32);
+    }
+    EXPECT_TRUE(expected.empty());
+}
+
+TEST_F(AttentionTest, APromptFetchesNothingAhead) {
+    AttentionCase data({.shape = {16, 2, 128}, .sequences = {{64, 0}}});
+    FetchAhead ahead;
+    attention_keys_ahead(context_, data.args(), ahead);
+    EXPECT_EQ(ahead.take(0), nullptr);
 }
 
 // The reference itself, against a softmax in float64 that knows nothing of tiles.

@@ -45,8 +45,8 @@ void multiply(const float* const* rows, int64_t row_count, const BlockSlice& sli
     for (int64_t t = 0; t < tiles; ++t) {
         const int64_t end = row_count * (t + 1) / tiles;
         BlockSlice part = slice;
-        part.next =
-            t + 1 < tiles ? nullptr : slice.next;  // the last tile, when the slice's own words are near
+        // The slice's own words are near after the first tile; with several, the first fetches `also`.
+        part.next = t + 1 == tiles ? slice.next : t == 0 ? slice.also : nullptr;
         tile_rows<Weight>(rows + row, static_cast<int>(end - row), part, out + row * kBlockOutputs);
         row = end;
     }
@@ -62,6 +62,7 @@ void multiply_rounded(const GemmBlockArgs& args, const BlockSlice& whole) {
         slice.words += k / Weight::kPerWord * whole.columns;
         slice.resume = k > 0;
         slice.next = whole.next == nullptr ? nullptr : whole.next + (slice.words - whole.words);
+        slice.also = whole.also == nullptr ? nullptr : whole.also + (slice.words - whole.words);
         for (int64_t r = 0; r < args.row_count; ++r) {
             rows.pointers[r] = rounded + r * kChunk;
             round_row_to_e4m3(args.rows[r] + k, slice.count, args.weight->input_scale, rounded + r * kChunk);
@@ -95,7 +96,8 @@ void gemm_block_simd(const GemmBlockArgs& args) {
     const BlockSlice slice{.words = reinterpret_cast<const uint32_t*>(weight.block_data(args.block)),
                            .columns = columns,
                            .count = weight.inputs,
-                           .next = reinterpret_cast<const uint32_t*>(args.next)};
+                           .next = reinterpret_cast<const uint32_t*>(args.next),
+                           .also = reinterpret_cast<const uint32_t*>(args.also)};
     if (weight.dtype == DType::kBFloat16) {
         multiply_block<BFloat16Weight>(args, slice);
     } else {

@@ -21,6 +21,9 @@ struct GemmBlockArgs {
         nullptr;  // [row_count][kBlockOutputs], 64-byte aligned; columns past the block's are left alone
     // The block, of the same size, that this thread computes next: it is fetched meanwhile. May be null.
     const std::byte* next = nullptr;
+    // Memory of another kind, as large as the block, to be fetched where several tiles of rows read the
+    // block. May be null.
+    const std::byte* also = nullptr;
 };
 
 // Rounds the rows to e4m3 where weight->input_scale asks for it, and applies column_scale * input_scale at

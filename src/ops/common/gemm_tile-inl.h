@@ -45,6 +45,7 @@ struct BlockSlice {
     int64_t count = 0;               // k's
     bool resume = false;             // go on from the sums in `out`; else they start at zero
     const uint32_t* next = nullptr;  // words to fetch meanwhile, laid out as these; null: none
+    const uint32_t* also = nullptr;  // words for another pass over the slice to fetch; null: none
 };
 
 struct BFloat16Weight {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "ops/common/fetch_ahead.h"
 #include "ops/common/packed_matrix.h"
 #include "ops/op_context.h"
 
@@ -19,8 +20,9 @@ struct LinearArgs {
     const PackedMatrix* weight = nullptr;
     float* y = nullptr;  // [rows, outputs]
     int64_t y_stride = 0;
-    int64_t outputs = 0;      // columns of y that are written: at most weight->outputs
-    bool accumulate = false;  // y += instead of y =
+    int64_t outputs = 0;          // columns of y that are written: at most weight->outputs
+    bool accumulate = false;      // y += instead of y =
+    FetchAhead* ahead = nullptr;  // what the threads read next; may be null
 };
 
 void linear(const OpContext& context, const LinearArgs& args);

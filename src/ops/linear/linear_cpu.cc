@@ -15,6 +15,7 @@ struct Item {
     int64_t rows = 0;
     int64_t block = 0;
     bool next = false;  // the following block is this thread's next one
+    const std::byte* also = nullptr;
 };
 
 // Asks for the item's lines of y before it is computed: another thread may have written them last.
@@ -43,7 +44,7 @@ void store_rows(const LinearArgs& args, int64_t row, int64_t rows, int64_t block
 }
 
 void one_block(const LinearArgs& args, const Item& item) {
-    const auto [row, rows, block, next] = item;
+    const auto [row, rows, block, next, also] = item;
     const float* pointers[kGemmRowsMax];
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t x_row = args.x_rows == nullptr ? row + r : args.x_rows[row + r];
@@ -54,7 +55,7 @@ void one_block(const LinearArgs& args, const Item& item) {
     }
     alignas(64) float out[kGemmRowsMax * kBlockOutputs];
     gemm_block(
-        {pointers, rows, args.weight, block, out, next ? args.weight->block_data(block + 1) : nullptr});
+        {pointers, rows, args.weight, block, out, next ? args.weight->block_data(block + 1) : nullptr, also});
     store_rows(args, row, rows, block, out);
 }
 
@@ -67,13 +68,14 @@ void linear(const OpContext& context, const LinearArgs& args) {
     // An item is a run of neighbouring blocks: while one is computed the next one is fetched. Neighbouring
     // items share their rows, which stay in the cache; a block is read once per chunk of rows.
     const int64_t runs = std::min(blocks, kRunsPerThread * context.threads.size());
-    context.threads.parallel_for(chunks * runs, [&](int64_t item, int) {
+    context.threads.parallel_for(chunks * runs, [&](int64_t item, int thread) {
         const int64_t row = args.rows * (item / runs) / chunks;
         const int64_t end = args.rows * (item / runs + 1) / chunks;
         const int64_t run = item % runs;
         const int64_t last = blocks * (run + 1) / runs - 1;
         for (int64_t block = blocks * run / runs; block <= last; ++block) {
-            one_block(args, {row, end - row, block, block < last});
+            const std::byte* also = args.ahead == nullptr ? nullptr : args.ahead->take(thread);
+            one_block(args, {row, end - row, block, block < last, also});
         }
     });
 }

@@ -48,14 +48,15 @@ struct Angles {
     const float* sin = nullptr;
 };
 
-// Vectors of 8: head_dim / 2 is a multiple of 8, not of 16. in and out may be the same.
-void transform(const float* in, const float* norm, const QkvPostArgs& args, const Angles& angles,
-               float* out) {
-    const hn::CappedTag<float, 8> d;
+// in and out may be the same. Vectors of D divide half a head.
+template <class D>
+void transform_by(D d, const float* in, const float* norm, const QkvPostArgs& args, const Angles& angles,
+                  float* out) {
     const int64_t half = args.head_dim / 2;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
     const float scale = norm == nullptr ? 1.0f : norm_scale(in, args.head_dim, args.eps);
     const auto s = hn::Set(d, scale);
-    for (int64_t i = 0; i < half; i += 8) {
+    for (int64_t i = 0; i < half; i += lanes) {
         auto a = hn::LoadU(d, in + i);
         auto b = hn::LoadU(d, in + i + half);
         if (norm != nullptr) {
@@ -66,6 +67,16 @@ void transform(const float* in, const float* norm, const QkvPostArgs& args, cons
         const auto sin = hn::LoadU(d, angles.sin + i);
         hn::StoreU(hn::Sub(hn::Mul(a, cos), hn::Mul(b, sin)), d, out + i);
         hn::StoreU(hn::Add(hn::Mul(b, cos), hn::Mul(a, sin)), d, out + i + half);
+    }
+}
+
+// head_dim / 2 is a multiple of 8.
+void transform(const float* in, const float* norm, const QkvPostArgs& args, const Angles& angles,
+               float* out) {
+    if (args.head_dim % 32 == 0) {
+        transform_by(hn::CappedTag<float, 16>(), in, norm, args, angles, out);
+    } else {
+        transform_by(hn::CappedTag<float, 8>(), in, norm, args, angles, out);
     }
 }
 

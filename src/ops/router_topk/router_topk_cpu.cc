@@ -88,7 +88,7 @@ void route_token(const RouterTopkArgs& args, int64_t t) {
 void router_topk(const OpContext& context, const RouterTopkArgs& args) {
     check(args.experts <= kRouterExpertsMax && args.k >= 1 && args.k <= args.experts,
           "router_topk: experts or k out of range");
-    constexpr int64_t kTokens = 32;
+    constexpr int64_t kTokens = 4;
     context.threads.parallel_for((args.tokens + kTokens - 1) / kTokens, [&](int64_t item, int) {
         const int64_t end = std::min(args.tokens, (item + 1) * kTokens);
         for (int64_t t = item * kTokens; t < end; ++t) {
