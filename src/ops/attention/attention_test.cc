@@ -5,35 +5,15 @@
 #include <set>
 
 #include "ops/attention/attention_cases.h"
-#include "ops/harness_simd.h"
+#include "ops/op_test.h"
 
 namespace tessera {
 namespace {
 
-class AttentionTest : public ::testing::Test {
-  protected:
-    void TearDown() override { force_simd(0); }
-
-    ThreadPool threads_{2};
-    OpContext context_{threads_};
-};
+using AttentionTest = OpTest;
 
 TEST_F(AttentionTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
-    for (const SimdVariant& variant : simd_variants()) {
-        if (!variant.supported || variant.name == "reference") {
-            continue;
-        }
-        for (const OpCase& c : attention_cases()) {
-            if (c.bench) {
-                continue;  // the reference takes seconds; `ops test` runs them
-            }
-            force_simd(variant.target);
-            const OpError error = c.prepare().check(context_);
-            EXPECT_GT(error.compared, 0);
-            EXPECT_EQ(error.mismatches, 0)
-                << variant.name << " " << c.shape << " " << c.dtype << " max_abs=" << error.max_abs;
-        }
-    }
+    expect_reference_bits(attention_cases(), false);
 }
 
 // What a projection fetches for decode: the keys of whole tiles, of the thread that is offered the item.

@@ -2,39 +2,19 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/harness_simd.h"
 #include "ops/moe/moe_cases.h"
+#include "ops/op_test.h"
 
 namespace tessera {
 namespace {
 
-class MoeTest : public ::testing::Test {
-  protected:
-    void TearDown() override { force_simd(0); }
-
-    ThreadPool threads_{3};
-    OpContext context_{threads_};
-};
+using MoeTest = OpTest;
 
 TEST_F(MoeTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
-    for (const SimdVariant& variant : simd_variants()) {
-        if (!variant.supported || variant.name == "reference") {
-            continue;
-        }
-        force_simd(variant.target);
-        std::vector<OpCase> cases = moe_cases();
-        const std::vector<OpCase> dense = swiglu_cases();
-        cases.insert(cases.end(), dense.begin(), dense.end());
-        for (const OpCase& c : cases) {
-            if (c.bench) {
-                continue;  // the reference takes long; `ops test` runs them
-            }
-            const OpError error = c.prepare().check(context_);
-            EXPECT_GT(error.compared, 0);
-            EXPECT_EQ(error.mismatches, 0)
-                << variant.name << " " << c.shape << " " << c.dtype << " max_abs=" << error.max_abs;
-        }
-    }
+    std::vector<OpCase> cases = moe_cases();
+    const std::vector<OpCase> dense = swiglu_cases();
+    cases.insert(cases.end(), dense.begin(), dense.end());
+    expect_reference_bits(cases, false);
 }
 
 TEST_F(MoeTest, ATokensBitsDependOnNeitherCompanyNorThreads) {

@@ -3,32 +3,16 @@
 #include <cmath>
 #include <gtest/gtest.h>
 
-#include "ops/harness_simd.h"
+#include "ops/op_test.h"
 #include "ops/qkv_post/qkv_post_cases.h"
 
 namespace tessera {
 namespace {
 
-class QkvPostTest : public ::testing::Test {
-  protected:
-    void TearDown() override { force_simd(0); }
-
-    ThreadPool threads_{3};
-    OpContext context_{threads_};
-};
+using QkvPostTest = OpTest;
 
 TEST_F(QkvPostTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
-    for (const SimdVariant& variant : simd_variants()) {
-        if (!variant.supported || variant.name == "reference") {
-            continue;
-        }
-        force_simd(variant.target);
-        for (const OpCase& c : qkv_post_cases()) {
-            const OpError error = c.prepare().check(context_);
-            EXPECT_GT(error.compared, 0);
-            EXPECT_EQ(error.mismatches, 0) << variant.name << " " << c.shape << " " << c.dtype;
-        }
-    }
+    expect_reference_bits(qkv_post_cases(), true);
 }
 
 // The reference itself, in float64: norm, then rotation of the pair (i, i + head_dim / 2).

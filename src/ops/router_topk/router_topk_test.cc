@@ -2,36 +2,16 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/harness_simd.h"
+#include "ops/op_test.h"
 #include "ops/router_topk/router_topk_cases.h"
 
 namespace tessera {
 namespace {
 
-class RouterTopkTest : public ::testing::Test {
-  protected:
-    void TearDown() override { force_simd(0); }
-
-    ThreadPool threads_{3};
-    OpContext context_{threads_};
-};
+using RouterTopkTest = OpTest;
 
 TEST_F(RouterTopkTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
-    for (const SimdVariant& variant : simd_variants()) {
-        if (!variant.supported || variant.name == "reference") {
-            continue;
-        }
-        force_simd(variant.target);
-        for (const OpCase& c : router_topk_cases()) {
-            if (c.bench) {
-                continue;  // the reference takes long; `ops test` runs them
-            }
-            const OpError error = c.prepare().check(context_);
-            EXPECT_GT(error.compared, 0);
-            EXPECT_EQ(error.mismatches, 0)
-                << variant.name << " " << c.shape << " " << c.dtype << " max_abs=" << error.max_abs;
-        }
-    }
+    expect_reference_bits(router_topk_cases(), false);
 }
 
 TEST_F(RouterTopkTest, TheBiasChoosesButDoesNotWeigh) {

@@ -6,17 +6,15 @@
 #include <map>
 #include <numeric>
 
-#include "ops/harness_simd.h"
+#include "ops/op_test.h"
 #include "ops/sample/sample_cases.h"
 #include "ops/sample/sample_common.h"
 
 namespace tessera {
 namespace {
 
-class SampleTest : public ::testing::Test {
+class SampleTest : public OpTest {
   protected:
-    void TearDown() override { force_simd(0); }
-
     // The token that one row gives.
     SampleRowResult one(const SampleRowArgs& row, int64_t vocab) {
         const SampleWorkspace workspace(vocab, 2);
@@ -42,23 +40,10 @@ class SampleTest : public ::testing::Test {
         }
         return counts;
     }
-
-    ThreadPool threads_{2};
-    OpContext context_{threads_};
 };
 
 TEST_F(SampleTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
-    for (const SimdVariant& variant : simd_variants()) {
-        if (!variant.supported || variant.name == "reference") {
-            continue;
-        }
-        force_simd(variant.target);
-        for (const OpCase& c : sample_cases()) {
-            const OpError error = c.prepare().check(context_);
-            EXPECT_GT(error.compared, 0);
-            EXPECT_EQ(error.mismatches, 0) << variant.name << " " << c.shape << " max_abs=" << error.max_abs;
-        }
-    }
+    expect_reference_bits(sample_cases(), true);
 }
 
 // What vLLM's definitions give, in float64, written without a look at the operator: probabilities of the kept
