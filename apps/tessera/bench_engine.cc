@@ -70,6 +70,8 @@ void add_options(CLI::App& app, BenchEngineArguments& arguments, bool& random_we
         ->capture_default_str();
     app.add_option("--threads", setup.threads, "0 = all the cores that the process may use")
         ->check(CLI::Range(0, 1024));
+    app.add_flag("--deterministic", setup.deterministic,
+                 "cuda: batch-invariant results, as serve --deterministic gives");
     app.add_flag("--json", arguments.json,
                  "one JSON object a line on standard output; the table goes to standard error");
     app.footer(std::string(kFooter));

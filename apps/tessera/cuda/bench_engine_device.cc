@@ -81,6 +81,7 @@ Status DeviceBench::make_model() {
     options.model = {
         .kv_dtype = *kv_dtype, .tokens_max = setup.tokens_max, .logit_rows_max = setup.logit_rows_max};
     options.sequences_max = setup.sequences_max;
+    options.deterministic = setup.deterministic;
     options.positions_max = static_cast<int32_t>(
         std::min<int64_t>(longest_sequence(arguments) + kPageTokens, config.max_position_embeddings));
     Result<std::unique_ptr<CudaModel>> made =

@@ -55,6 +55,7 @@ Result<std::unique_ptr<Hy3Model>> make_cuda_model(CudaDevice& device, const Load
                      .tokens_max = setup.tokens_max,
                      .logit_rows_max = setup.logit_rows_max};
     options.sequences_max = setup.sequences_max;
+    options.deterministic = setup.deterministic;
     options.positions_max = setup.positions_max > 0 ? std::min(setup.positions_max, context) : context;
     Result<std::unique_ptr<CudaModel>> model =
         CudaModel::create(loaded.config, loaded.weights, options, device.props, device.budget);

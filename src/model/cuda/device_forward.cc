@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
@@ -112,7 +114,15 @@ Status DeviceForward::allocate(MemoryBudget& budget) {
                                                                        options_.positions_max));
             layout.take(prefill_workspace_,
                         prefill_cuda_workspace_bytes(shape_, options_.sequences_max, options_.tokens_max));
+            layout.take(decode_rows_workspace_,
+                        prefill_cuda_workspace_bytes(shape_, options_.sequences_max, options_.sequences_max));
+            layout.take(row_numbers_, options_.sequences_max + 1);
         });
+    }
+    if (status.ok()) {
+        std::vector<int32_t> numbers(static_cast<size_t>(options_.sequences_max) + 1);
+        std::iota(numbers.begin(), numbers.end(), 0);
+        cuda_check(cudaMemcpy(row_numbers_, numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice));
     }
     int64_t moe_bytes = 0;
     const auto count_layer = [&](const DeviceLayer& layer) {
@@ -225,6 +235,14 @@ PrefillPlanCudaArgs DeviceForward::prefill_plan(const DeviceBatch& batch) const 
             .workspace = prefill_workspace_};
 }
 
+PrefillPlanCudaArgs DeviceForward::decode_rows_plan(const DeviceBatch& batch) const {
+    return {.first_rows = row_numbers_,
+            .sequences = batch.decode_rows,
+            .rows_max = batch.decode_rows,
+            .shape = shape_,
+            .workspace = decode_rows_workspace_};
+}
+
 void DeviceForward::plan_attention(cudaStream_t stream, const DeviceBatch& batch, int32_t first_slot) {
     check(batch.tokens_count >= 1 && batch.tokens_count <= options_.tokens_max &&
               batch.decode_rows + batch.prefill_rows <= options_.sequences_max &&
@@ -232,7 +250,9 @@ void DeviceForward::plan_attention(cudaStream_t stream, const DeviceBatch& batch
           "forward: the batch exceeds the workspaces");
     first_slot_ = first_slot;
     const PassSection section = this->section(stream, PassOperator::kPrepare);
-    if (batch.decode_rows > 0) {
+    if (batch.decode_rows > 0 && options_.deterministic) {
+        prefill_plan_cuda(stream, decode_rows_plan(batch));
+    } else if (batch.decode_rows > 0) {
         decode_plan_cuda(stream, decode_plan(batch));
     }
     if (batch.prefill_rows > 0) {
@@ -309,7 +329,7 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
     const PassSection section = this->section(stream, PassOperator::kAttention);
     const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
     const bool fp8 = format_.kv_dtype == DType::kFloat8E4M3;
-    PagedKvCuda kv{
+    const PagedKvCuda kv{
         .pool = batch.pool,
         .page_stride = format_.page_bytes(),
         .k_offset = format_.k_offset(kv_layer),
@@ -319,7 +339,18 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
         .v_scale = fp8 ? layer.v_scale : 1.0f,
         .page_tables = batch.page_tables,
         .pages_max = pages_max_};
-    if (batch.decode_rows > 0) {
+    PrefillCudaArgs prefill{.plan = decode_rows_plan(batch),
+                            .kv = kv,
+                            .positions = batch.first_positions,
+                            .first_slot = first_slot_,
+                            .q = qkv_,
+                            .q_stride = qkv_width(),
+                            .out = attention_,
+                            .out_stride = config_.q_width(),
+                            .scale = scale};
+    if (batch.decode_rows > 0 && options_.deterministic) {
+        attention_prefill_cuda(stream, prefill);
+    } else if (batch.decode_rows > 0) {
         attention_decode_cuda(stream, {.shape = shape_,
                                        .plan = decode_plan(batch),
                                        .kv = kv,
@@ -331,16 +362,12 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
                                        .sm_count = device_.sm_count});
     }
     if (batch.prefill_rows > 0) {
-        kv.page_tables += static_cast<int64_t>(batch.decode_rows) * pages_max_;
-        attention_prefill_cuda(stream, {.plan = prefill_plan(batch),
-                                        .kv = kv,
-                                        .positions = batch.first_positions + batch.decode_rows,
-                                        .first_slot = first_slot_,
-                                        .q = qkv_ + batch.decode_rows * qkv_width(),
-                                        .q_stride = qkv_width(),
-                                        .out = attention_ + batch.decode_rows * config_.q_width(),
-                                        .out_stride = config_.q_width(),
-                                        .scale = scale});
+        prefill.plan = prefill_plan(batch);
+        prefill.kv.page_tables += static_cast<int64_t>(batch.decode_rows) * pages_max_;
+        prefill.positions = batch.first_positions + batch.decode_rows;
+        prefill.q = qkv_ + batch.decode_rows * qkv_width();
+        prefill.out = attention_ + batch.decode_rows * config_.q_width();
+        attention_prefill_cuda(stream, prefill);
     }
 }
 
@@ -359,6 +386,7 @@ void DeviceForward::route(cudaStream_t stream, const DeviceBatch& batch, const D
         router_topk_cuda(stream, {.logits = router_logits_,
                                   .logits_stride = config_.num_experts,
                                   .bias = layer.expert_bias,
+                                  .positions = batch.positions,
                                   .tokens = batch.tokens_count,
                                   .experts = config_.num_experts,
                                   .k = config_.num_experts_per_token,

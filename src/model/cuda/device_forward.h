@@ -28,6 +28,9 @@ struct DeviceForwardOptions {
     int32_t logit_rows_max = 0;
     int32_t sequences_max = 0;  // <= 1024
     int32_t positions_max = 0;  // of a sequence
+    // A token's bits depend on its sequence alone: one plan of each matrix product for every number of rows,
+    // and the prefill kernel for decode rows, so that neither company nor chunking nor a recomputation can be
+    // seen.
     bool deterministic = false;
 };
 
@@ -99,6 +102,7 @@ class DeviceForward {
               const DeviceMatrix* next);
     void finish(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* norm_weight);
     DecodePlanCudaArgs decode_plan(const DeviceBatch& batch) const;
+    PrefillPlanCudaArgs decode_rows_plan(const DeviceBatch& batch) const;
     PrefillPlanCudaArgs prefill_plan(const DeviceBatch& batch) const;
     float eps() const { return static_cast<float>(config_.rms_norm_eps); }
     int64_t qkv_width() const { return config_.q_width() + 2 * config_.kv_width(); }
@@ -129,6 +133,8 @@ class DeviceForward {
     int32_t* chosen_ = nullptr;            // [T, k]
     std::byte* decode_workspace_ = nullptr;
     std::byte* prefill_workspace_ = nullptr;
+    std::byte* decode_rows_workspace_ = nullptr;  // deterministic: decode rows as a prefill of one token each
+    int32_t* row_numbers_ = nullptr;              // [sequences_max + 1]: 0, 1, 2, ...
     float* logits_ = nullptr;
 };
 

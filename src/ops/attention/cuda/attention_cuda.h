@@ -87,7 +87,8 @@ struct PrefillCudaArgs {
     PrefillPlanCudaArgs plan;
     PagedKvCuda kv;
     const int32_t* positions =
-        nullptr;  // [sequences]: of each sequence's first query (tokens cached before it)
+        nullptr;  // [sequences]: of each sequence's first query (tokens cached before it); -1 before a single
+                  // query: an empty row, which becomes zeros
     int32_t first_slot = 0;
     const void* q = nullptr;  // [rows, q_heads * 128] bfloat16
     int64_t q_stride = 0;

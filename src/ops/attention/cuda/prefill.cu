@@ -342,7 +342,8 @@ __device__ __forceinline__ void store_rows(const KernelArgs& args, const Tile& t
     const float v_scale = args.prefill.kv.v_scale;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float factor = v_scale / warp_reduce<4>(state.sum[half], Sum{});
+        const float sum = warp_reduce<4>(state.sum[half], Sum{});
+        const float factor = sum == 0 ? 0.0f : v_scale / sum;  // 0: a query that sees nothing
         const int query = (row + 8 * half) >> args.group_shift;
         const int head =
             (tile.kv_head << args.group_shift) + ((row + 8 * half) & ((1 << args.group_shift) - 1));

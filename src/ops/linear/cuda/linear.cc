@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <bit>
+#include <iterator>
 #include <string>
 
 #include "base/check.h"
@@ -18,6 +20,11 @@ cudaDataType_t blas_type(DType dtype) {
           "linear: bfloat16, float32 or e4m3 only");
     return dtype == DType::kBFloat16 ? CUDA_R_16BF : dtype == DType::kFloat32 ? CUDA_R_32F : CUDA_R_8F_E4M3;
 }
+
+// Deterministic: every number of rows takes the plan of this one.
+constexpr int64_t kDeterministicRows = 128;
+constexpr int64_t kOtherRows[] = {1, 7, 64, 513, 16384};  // which it must be able to compute, too
+constexpr int kCandidates = 16;
 
 // Rows rounded up: one plan serves a class of batches.
 int64_t row_class(int64_t rows) {
@@ -77,8 +84,19 @@ LinearCuda::LinearCuda(std::byte* workspace, int64_t workspace_bytes, bool deter
     handle_.reset(handle);
 }
 
+bool LinearCuda::serves_all_rows(const LinearCudaArgs& args, const cublasLtMatmulAlgo_t& algorithm) const {
+    return std::all_of(std::begin(kOtherRows), std::end(kOtherRows), [&](int64_t rows) {
+        Problem problem(args, rows);
+        cublasLtMatmulHeuristicResult_t result{};
+        return cublasLtMatmulAlgoCheck(handle_.get(), &problem.operation, &problem.weight, &problem.x,
+                                       &problem.y, &problem.y, &algorithm,
+                                       &result) == CUBLAS_STATUS_SUCCESS &&
+               result.workspaceSize <= static_cast<size_t>(workspace_bytes_);
+    });
+}
+
 const cublasLtMatmulAlgo_t& LinearCuda::find_plan(const LinearCudaArgs& args) {
-    const int64_t rows = row_class(args.rows);
+    const int64_t rows = deterministic_ ? kDeterministicRows : row_class(args.rows);
     const Key key{rows,       args.inputs,  args.outputs,    args.y_stride,
                   args.dtype, args.y_dtype, args.accumulate, args.column_scale != nullptr};
     if (const auto found = plans_.find(key); found != plans_.end()) {
@@ -99,14 +117,18 @@ const cublasLtMatmulAlgo_t& LinearCuda::find_plan(const LinearCudaArgs& args) {
                        &preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof(no_split)),
                    "reduction scheme");
     }
-    cublasLtMatmulHeuristicResult_t result;
+    cublasLtMatmulHeuristicResult_t results[kCandidates];
     int found = 0;
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle_.get(), &problem.operation, &problem.weight, &problem.x,
-                                       &problem.y, &problem.y, &preference, 1, &result, &found);
-    blas_check(found == 0 && status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status,
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle_.get(), &problem.operation, &problem.weight, &problem.x, &problem.y, &problem.y, &preference,
+        deterministic_ ? kCandidates : 1, results, &found);
+    auto* end = results + found;
+    const auto* best = std::find_if(results, end, [&](const cublasLtMatmulHeuristicResult_t& result) {
+        return !deterministic_ || serves_all_rows(args, result.algo);
+    });
+    blas_check(best == end && status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status,
                "no algorithm for this shape");
-    return plans_.emplace(key, result.algo).first->second;
+    return plans_.emplace(key, best->algo).first->second;
 }
 
 void LinearCuda::run(cudaStream_t stream, const LinearCudaArgs& args) {

@@ -51,7 +51,8 @@ struct LinearCudaArgs {
 // / 4.27 TB/s, operations / 0.8 (bf16) or 1.5 (fp8) PFLOP/s) is the floor.
 class LinearCuda {
   public:
-    // 64 MiB is enough for Hopper. `deterministic`: only algorithms that do not split K.
+    // 64 MiB is enough for Hopper. `deterministic`: one plan for every number of rows, without a split of K,
+    // so that a row's bits do not depend on the others.
     LinearCuda(std::byte* workspace, int64_t workspace_bytes, bool deterministic = false);
 
     void prepare(const LinearCudaArgs& args) { find_plan(args); }
@@ -66,6 +67,7 @@ class LinearCuda {
     using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, DType, DType, bool, bool>;
 
     const cublasLtMatmulAlgo_t& find_plan(const LinearCudaArgs& args);
+    bool serves_all_rows(const LinearCudaArgs& args, const cublasLtMatmulAlgo_t& algorithm) const;
 
     std::unique_ptr<cublasLtContext, Release> handle_;
     std::byte* workspace_ = nullptr;

@@ -20,6 +20,7 @@ struct LinearCudaSpec {
     bool accumulate = false;
     bool channel_scales = false;  // a scale for each output and row
     int64_t gap = 0;              // elements between the rows of y
+    bool deterministic = false;   // the plan that serves any number of rows
 };
 
 class LinearCudaCase {
@@ -35,7 +36,7 @@ class LinearCudaCase {
           workspace_(data, LinearCuda::kWorkspaceBytes, 1),
           column_scale_(data.budget, scales(spec.outputs), 1),
           row_scale_(data.budget, scales(spec.rows), 1),
-          linear_(workspace_.at(0), LinearCuda::kWorkspaceBytes) {}
+          linear_(workspace_.at(0), LinearCuda::kWorkspaceBytes, spec.deterministic) {}
 
     void launch(cudaStream_t stream, int set) {
         std::byte* y = spec_.accumulate ? before_.at(set) : y_.at(set);
@@ -152,9 +153,10 @@ inline CudaOpCase linear_cuda_case(const LinearCudaSpec& spec, bool bench) {
     const CudaCosts costs{.bytes = (spec.rows + spec.outputs) * spec.inputs * size + y,
                           .flops = 2 * spec.rows * spec.outputs * spec.inputs,
                           .unit = spec.fp8 ? CudaUnit::kFloat8 : CudaUnit::kBFloat16};
-    return {fmt::format("{}{}rows={} inputs={} outputs={}{}{}{}", spec.name, spec.name.empty() ? "" : " ",
+    return {fmt::format("{}{}rows={} inputs={} outputs={}{}{}{}{}", spec.name, spec.name.empty() ? "" : " ",
                         spec.rows, spec.inputs, spec.outputs, spec.float_out ? " to float32" : "",
-                        spec.accumulate ? " +=" : "", spec.channel_scales ? " scales" : ""),
+                        spec.accumulate ? " +=" : "", spec.channel_scales ? " scales" : "",
+                        spec.deterministic ? " deterministic" : ""),
             spec.fp8 ? "fp8_e4m3" : "bfloat16", bench,
             [=](const CudaCaseData& data) {
                 return make_cuda_run(std::make_shared<LinearCudaCase>(data, spec), data.sets, costs);
@@ -173,7 +175,16 @@ inline std::vector<CudaOpCase> linear_cuda_cases() {
              {.rows = 17, .inputs = 4096, .outputs = 208, .fp8 = true, .accumulate = true},
              {.rows = 127, .inputs = 512, .outputs = 256, .fp8 = true, .gap = 256},
              {.rows = 300, .inputs = 256, .outputs = 64, .fp8 = true},
-             {.rows = 33, .inputs = 512, .outputs = 272, .fp8 = true, .channel_scales = true}}) {
+             {.rows = 33, .inputs = 512, .outputs = 272, .fp8 = true, .channel_scales = true},
+             {.rows = 1, .inputs = 256, .outputs = 512, .deterministic = true},
+             {.rows = 65, .inputs = 4096, .outputs = 48, .accumulate = true, .deterministic = true},
+             {.rows = 63, .inputs = 256, .outputs = 4096, .float_out = true, .deterministic = true},
+             {.rows = 33,
+              .inputs = 512,
+              .outputs = 272,
+              .fp8 = true,
+              .channel_scales = true,
+              .deterministic = true}}) {
         cases.push_back(linear_cuda_case(spec, false));
     }
     for (const bool fp8 : {false, true}) {
@@ -193,6 +204,16 @@ inline std::vector<CudaOpCase> linear_cuda_cases() {
             cases.push_back(linear_cuda_case(
                 {.name = "o", .rows = rows, .inputs = 8192, .outputs = 4096, .fp8 = fp8, .accumulate = true},
                 true));
+        }
+    }
+    for (const int64_t rows : {1, 64, 2048}) {
+        for (LinearCudaSpec spec : std::vector<LinearCudaSpec>{
+                 {.name = "qkv", .inputs = 4096, .outputs = 10240},
+                 {.name = "qkv", .inputs = 4096, .outputs = 10240, .fp8 = true, .channel_scales = true},
+                 {.name = "o", .inputs = 8192, .outputs = 4096, .fp8 = true, .accumulate = true}}) {
+            spec.rows = rows;
+            spec.deterministic = true;
+            cases.push_back(linear_cuda_case(spec, true));
         }
     }
     for (const int64_t rows : {1, 16, 64, 512}) {

@@ -97,6 +97,52 @@ TEST(LinearCuda, agrees_with_a_loop_in_double) {
     }
 }
 
+// The bits of y for the first `rows` of x.
+std::vector<uint16_t> bits_of(LinearCuda& linear, Stream& stream, LinearCudaArgs args, int64_t rows) {
+    args.rows = rows;
+    linear.run(stream.get(), args);
+    stream.synchronize();
+    return DeviceArena::download(static_cast<uint16_t*>(args.y), rows * args.outputs);
+}
+
+TEST(LinearCuda, deterministic_rows_have_the_same_bits_in_any_batch) {
+    struct Matrix {
+        int64_t outputs, inputs;
+        bool fp8, column_scales;
+    };
+    constexpr int64_t kRows = 2048;
+    for (const Matrix& matrix :
+         {Matrix{2560, 256, false, false}, Matrix{256, 2048, false, false}, Matrix{10240, 4096, false, false},
+          Matrix{4096, 8192, false, false}, Matrix{2560, 256, true, true}, Matrix{256, 2048, true, false},
+          Matrix{10240, 4096, true, true}, Matrix{4096, 8192, true, false}}) {
+        std::mt19937 random(static_cast<uint32_t>(matrix.outputs));
+        DeviceArena arena;
+        Stream stream;
+        const TestValues x = random_values(random, kRows * matrix.inputs, 1, matrix.fp8);
+        const TestValues w = random_values(random, matrix.outputs * matrix.inputs, 0.5f, matrix.fp8);
+        const std::vector<float> columns(static_cast<size_t>(matrix.outputs), 0.3f);
+        const std::vector<float> row_scale(kRows, 0.7f);
+        LinearCuda linear(arena.poisoned<std::byte>(LinearCuda::kWorkspaceBytes), LinearCuda::kWorkspaceBytes,
+                          true);
+        const LinearCudaArgs args{
+            .x = matrix.fp8 ? static_cast<void*>(arena.upload(x.fp8)) : arena.upload(x.bf16),
+            .weight = matrix.fp8 ? static_cast<void*>(arena.upload(w.fp8)) : arena.upload(w.bf16),
+            .y = arena.poisoned<uint16_t>(kRows * matrix.outputs),
+            .inputs = matrix.inputs,
+            .outputs = matrix.outputs,
+            .dtype = matrix.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16,
+            .column_scale = matrix.column_scales ? arena.upload(columns) : nullptr,
+            .row_scale = matrix.column_scales ? arena.upload(row_scale) : nullptr};
+        const std::vector<uint16_t> all = bits_of(linear, stream, args, kRows);
+        for (const int64_t rows : {1, 3, 16, 24, 64, 100, 256, 513, 1024}) {
+            const std::vector<uint16_t> some = bits_of(linear, stream, args, rows);
+            EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
+                << rows << " rows, [" << matrix.outputs << ", " << matrix.inputs << "]"
+                << (matrix.fp8 ? " fp8" : "");
+        }
+    }
+}
+
 TEST(LinearCuda, quantises_to_the_nearest_e4m3_value) {
     DeviceArena arena;
     std::vector<uint16_t> x;
