@@ -10,6 +10,7 @@
 
 #include "cli.h"
 #include "engine_setup.h"
+#include "model_options.h"
 #include "subcommands.h"
 #include "text/detokenizer.h"
 #include "text/hy3_format.h"
@@ -40,14 +41,11 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
         ->capture_default_str();
     app.add_option("--temperature", a.temperature, "0 = the most probable token; default: the checkpoint's")
         ->check(number_range(0.0, 2.0));
-    app.add_option("--seed", a.seed, "the same seed and conversation give the same answers; default: random");
+    app.add_option("--seed", a.seed, "the same seed and conversation give the same answers; default: random")
+        ->check(whole_number());
     app.add_option("--max-tokens", a.max_tokens, "of one answer; 0 = up to the end of the context")
         ->check(CLI::Range(0, 1 << 30));
-    app.add_option("--device", a.engine.device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    app.add_option("--threads", a.engine.threads, "0 = all the cores that the process may use")
-        ->check(CLI::Range(0, 1024));
+    add_model_options(app, a.engine);
     app.footer(
         "Type a line and press return. /new starts over, /effort LEVEL changes the reasoning effort, /exit "
         "or\n"

@@ -1,6 +1,7 @@
 #include "cli.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <fmt/format.h>
 #include <iostream>
@@ -73,6 +74,18 @@ CLI::Validator number_range(double min, double max) {
                 return inside ? std::string() : fmt::format("{} is not from {} to {}", text, min, max);
             },
             fmt::format("from {} to {}", min, max)};
+}
+
+CLI::Validator whole_number() {
+    return {[](std::string& text) {
+                uint64_t number = 0;
+                const char* end = text.data() + text.size();
+                const auto [stop, error] = std::from_chars(text.data(), end, number);
+                return error == std::errc() && stop == end
+                           ? std::string()
+                           : fmt::format("{} is not a whole number from 0 to {}", text, UINT64_MAX);
+            },
+            "a whole number"};
 }
 
 int fail(const Status& status) {

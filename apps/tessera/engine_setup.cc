@@ -143,12 +143,22 @@ EngineConfig engine_config(const EngineOptions& options, const ModelBundle& mode
     config.scheduler.identity.weights_fingerprint = model.fingerprint;
     config.scheduler.identity.format = model.model->page_format();
     config.scheduler.identity.kv_scales = model.kv_scales;
+    config.scheduler.identity.deterministic = options.deterministic || options.device == "cpu";
     return config;
 }
 
 }  // namespace
 
-Result<EngineBundle> make_engine(const EngineOptions& options) {
+int32_t default_batched_tokens(const std::string& device) {
+    return device == "cuda" ? 4096 : 512;
+}
+
+Result<EngineBundle> make_engine(const EngineOptions& given) {
+    EngineOptions options = given;
+    if (options.max_num_batched_tokens == 0) {
+        options.max_num_batched_tokens =
+            std::max(default_batched_tokens(options.device), options.max_num_seqs);
+    }
     if (options.device != "cpu" && options.device != "cuda") {
         return invalid_argument(fmt::format("--device {}: give cpu or cuda", options.device));
     }
@@ -174,6 +184,7 @@ Result<EngineBundle> make_engine(const EngineOptions& options) {
                                             .positions_max = options.max_model_len,
                                             .gpu_memory_utilization = options.gpu_memory_utilization,
                                             .weight_only = options.weight_only,
+                                            .deterministic = options.deterministic,
                                             .progress = options.progress});
     if (!model.ok()) {
         return model.status();

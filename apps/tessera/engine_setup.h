@@ -19,7 +19,7 @@ struct EngineOptions {
     int32_t threads = 0;                  // 0 = the machine's
     int32_t max_model_len = 0;            // 0 = the model's max_position_embeddings
     int32_t max_num_seqs = 64;
-    int32_t max_num_batched_tokens = 512;
+    int32_t max_num_batched_tokens = 0;  // 0 = default_batched_tokens()
     // 0 = on the CPU 1 GiB, or what one request of max_model_len needs, if that is more; on CUDA what
     // gpu_memory_utilization leaves.
     int64_t kv_cache_bytes = 0;
@@ -30,6 +30,7 @@ struct EngineOptions {
     // A prefill chunk beside decoding streams is cut so that the step stays under this; 0 = not cut.
     double target_tpot_s = 0;
     bool weight_only = false;
+    bool deterministic = false;  // CUDA: batch-invariant, at a cost (docs/PERFORMANCE.md)
     int32_t max_queued_requests = 4096;
     int64_t max_queued_tokens = 0;
     bool progress = false;  // loading progress on standard error
@@ -48,6 +49,11 @@ struct EngineBundle {
     std::unique_ptr<Tokenizer> tokenizer;
     std::unique_ptr<Engine> engine;
 };
+
+// Tokens of a step unless --max-num-batched-tokens says otherwise: on CUDA enough for the experts' products
+// to be bound by arithmetic (some 170 rows for each of 192 experts, 8 chosen), yet a step beside decoding
+// streams stays short.
+int32_t default_batched_tokens(const std::string& device);
 
 Result<EngineBundle> make_engine(const EngineOptions& options);
 

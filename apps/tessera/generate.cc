@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "cli.h"
 #include "engine_setup.h"
+#include "model_options.h"
 #include "prompt_file.h"
 #include "subcommands.h"
 #include "text/detokenizer.h"
@@ -41,19 +42,11 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_option("--top-k", a.sampling.top_k, "0 = off")->check(CLI::Range(0, 1 << 30));
     app.add_option("--top-p", a.sampling.top_p, "in (0, 1]")->check(number_range(1e-9, 1.0));
     app.add_option("--min-p", a.sampling.min_p, "in [0, 1]")->check(number_range(0.0, 1.0));
-    app.add_option("--seed", a.sampling.seed, "the same seed gives the same tokens");
+    app.add_option("--seed", a.sampling.seed, "the same seed gives the same tokens")->check(whole_number());
     app.add_flag("--ignore-eos", a.sampling.ignore_eos, "go on past the end token");
     app.add_flag("--keep-special-tokens", a.keep_special, "show special tokens in the text");
     app.add_flag("--json", a.json, "one JSON object a line, in input order");
-    app.add_option("--device", a.engine.device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    app.add_option("--kv-cache-dtype", a.engine.kv_cache_dtype,
-                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bfloat16, fp8")
-        ->capture_default_str();
-    app.add_option("--threads", a.engine.threads, "0 = all the cores that the process may use")
-        ->check(CLI::Range(0, 1024));
-    app.add_flag("--weight-only", a.engine.weight_only, "FP8 checkpoints: leave activations unquantised");
+    add_model_options(app, a.engine);
     app.footer(
         "examples:\n"
         "  tessera generate models/demo --prompt 'Once upon a time' --max-tokens 40\n"

@@ -24,7 +24,8 @@ struct ModelSetup {
     int32_t positions_max = 0;  // the longest sequence; 0 = the model's context
     double gpu_memory_utilization = 0.9;
     bool weight_only = false;
-    bool progress = true;  // shown when standard error is a terminal
+    bool deterministic = false;  // CUDA: batch-invariant
+    bool progress = true;        // shown when standard error is a terminal
 };
 
 struct CudaDevice;  // device_model.h

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "cli.h"
+#include "model_options.h"
 #include "model_setup.h"
 #include "types/page_format.h"
 #include "weights/loader.h"
@@ -26,6 +27,7 @@ struct RawFlags {
     std::string key_file, chat_template_kwargs = "{}", generation_config = "auto", log_level = "info", parser,
                           dtype;
     std::string speculative;
+    std::string model, model_flag;
     int64_t pool_tokens = 0;
     int block_size = static_cast<int>(kPageTokens);
     int tensor_parallel = 1;
@@ -49,15 +51,12 @@ CLI::Validator size_value() {
 }
 
 void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
-    app.add_option("MODEL,--model,--model-path", c.engine.model, "model folder in Hugging Face layout")
-        ->required();
+    app.add_option("MODEL", raw.model, "model folder in Hugging Face layout");
+    app.add_option("--model,--model-path", raw.model_flag,
+                   "the model folder, where it is not given by place");
     app.add_option("--served-model-name", c.served_model_names,
                    "names that requests may use; default: the folder's name, and the folder as given");
-    app.add_option("--device", c.engine.device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
-    app.add_option("--threads", c.engine.threads, "0 = all the cores that the process may use")
-        ->check(CLI::Range(0, 1024));
+    add_model_options(app, c.engine);
     app.add_option("--tensor-parallel-size,--tp-size,--tp", raw.tensor_parallel,
                    "1: more ranks are not built yet")
         ->capture_default_str();
@@ -71,13 +70,9 @@ void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
     app.add_option("--default-chat-template-kwargs", raw.chat_template_kwargs,
                    "JSON object, e.g. '{\"reasoning_effort\": \"high\"}'; a request's own go first");
     app.add_option("--seed", c.seed, "of requests without a seed; default: random");
-    app.add_flag("--weight-only", c.engine.weight_only, "FP8 checkpoints: leave activations unquantised");
 }
 
 void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
-    app.add_option("--kv-cache-dtype", c.engine.kv_cache_dtype,
-                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bfloat16, fp8")
-        ->capture_default_str();
     app.add_option("--block-size,--page-size", raw.block_size, "tokens of a KV page: 64")
         ->capture_default_str();
     auto* bytes =
@@ -104,10 +99,10 @@ void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
     app.add_option("--max-num-batched-tokens,--chunked-prefill-size", c.engine.max_num_batched_tokens,
-                   "tokens in one step")
+                   fmt::format("tokens in one step; default: cpu {}, cuda {}, but at least --max-num-seqs",
+                               default_batched_tokens("cpu"), default_batched_tokens("cuda")))
         ->transform(size_value())
-        ->check(CLI::Range(1, 1 << 20))
-        ->capture_default_str();
+        ->check(CLI::Range(1, 1 << 20));
     app.add_option("--target-tpot-ms", raw.target_tpot_ms,
                    "beside decoding streams a prefill is cut so that a step stays under this; 0 = never cut")
         ->check(number_range(0.0, 60'000.0))
@@ -231,6 +226,18 @@ std::optional<std::string> read_keys(const std::string& file, std::vector<std::s
 
 // What single flags cannot check; the message when something is wrong.
 std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
+    if (raw.model.empty() == raw.model_flag.empty() && raw.model != raw.model_flag) {
+        return fmt::format("the model folder is given twice, as {} and with --model {}: give it once",
+                           raw.model, raw.model_flag);
+    }
+    c.engine.model = raw.model.empty() ? raw.model_flag : raw.model;
+    if (c.engine.model.empty()) {
+        return "a model folder is required: tessera serve MODEL (--help explains)";
+    }
+    if (c.engine.max_num_batched_tokens == 0) {
+        c.engine.max_num_batched_tokens =
+            std::max(default_batched_tokens(c.engine.device), c.engine.max_num_seqs);
+    }
     if (raw.tensor_parallel != 1) {
         return fmt::format("--tensor-parallel-size {}: only 1 is built yet", raw.tensor_parallel);
     }
@@ -355,6 +362,7 @@ std::string serve_config_json(const ServeConfig& c) {
         {"max_model_len", max_model_len},
         {"kv_cache_dtype",
          std::string(dtype_name(parse_kv_dtype(c.engine.device, c.engine.kv_cache_dtype).value()))},
+        {"deterministic", c.engine.deterministic || c.engine.device == "cpu"},
         {"gpu_memory_utilization", c.engine.gpu_memory_utilization},
         {"block_size", kPageTokens},
         {"kv_cache_memory_bytes", c.engine.kv_cache_bytes},
