@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The CUDA backend against the reference outputs in tests/golden/data: score, generate, eval and serve on a device.
+"""The CUDA backend against the reference outputs in tests/golden/data: score, generate, eval and serve on a device; and
+with --fp8 an FP8 copy, made here by `tessera quantize`, against the bfloat16 model's task sets.
 
 Needs a build of the preset cuda, a device, and NumPy. Exit status 1 when a limit is exceeded.
 """
@@ -38,9 +39,9 @@ class Checks:
 
 
 class Tessera:
-    def __init__(self, arguments):
-        self.binary, self.model = arguments.binary, arguments.model
-        self.flags = ["--device", "cuda", "--kv-cache-dtype", arguments.kv_cache_dtype]
+    def __init__(self, binary, model, kv_cache_dtype):
+        self.binary, self.model = binary, model
+        self.flags = ["--device", "cuda", "--kv-cache-dtype", kv_cache_dtype]
 
     def lines(self, command, *arguments):
         call = [self.binary, command, self.model, *map(str, arguments), *self.flags, "--json"]
@@ -142,13 +143,33 @@ def check_generate(tessera, cases, checks):
     checks.check(not wrong, f"generate, greedy: {equal} of {len(cases)} equal, wrong {wrong}")
 
 
-def check_eval(tessera, sets, checks):
-    rates = json.loads((DATA / "reference_rates.json").read_text())
+def check_eval(tessera, sets, checks, expected=None):
+    """Exact answers beside `expected` ones by set (the float32 reference's); returns the engine's own."""
+    if expected is None:
+        rates = json.loads((DATA / "reference_rates.json").read_text())
+        expected = {name: rates["eval_" + name] for name in sets}
     files = [next(DATA.glob(f"eval_{name}.jsonl*")) for name in sets]
-    for name, row in zip(sets, tessera.lines("eval", *files)):
-        reference = rates["eval_" + name]
-        text = f"eval {name}: {row['exact']} of {row['n']}, token rate {row['token_rate']:.4f}; reference {reference['exact']}, {reference['token_rate']}"
-        checks.check(abs(row["exact"] - reference["exact"]) <= ANSWERS_MAX, text)
+    rows = dict(zip(sets, tessera.lines("eval", *files)))
+    for name, row in rows.items():
+        right = expected[name]
+        text = f"eval {name}: {row['exact']} of {row['n']}, token rate {row['token_rate']:.4f}; beside {right['exact']}, {right['token_rate']:.4f}"
+        checks.check(abs(row["exact"] - right["exact"]) <= ANSWERS_MAX, text)
+    return rows
+
+
+def check_fp8(arguments, cases, own, checks):
+    """The official FP8 form with bfloat16 and with e4m3 pages, beside the engine's own bfloat16 answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = pathlib.Path(folder) / "fp8"
+        call = [arguments.binary, "quantize", arguments.model, model, "--scheme", "fp8", "--calibration", arguments.calibration]
+        subprocess.run(call, check=True, stderr=subprocess.DEVNULL)
+        for pages in ("bfloat16", "fp8"):
+            print(f"FP8 weights, {pages} pages", flush=True)
+            tessera = Tessera(arguments.binary, model, pages)
+            check_last_positions(tessera, cases, checks, False)
+            check_mtp(tessera, cases, checks, False)
+            check_eval(tessera, list(own), checks, own)
+            check_serve(tessera, checks)
 
 
 def check_serve(tessera, checks):
@@ -179,9 +200,11 @@ def main():
     parser.add_argument("--model", default=str(ROOT / "models" / "demo"))
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--report-only", action="store_true", help="state the KL without a limit (FP8)")
+    parser.add_argument("--fp8", action="store_true", help="then quantise the model and check the copy")
+    parser.add_argument("--calibration", default=str(ROOT / "models" / "demo" / "calibration.jsonl"))
     parser.add_argument("--recall", action="store_true", help="also the recall sets and the 31k-token case")
     arguments = parser.parse_args()
-    tessera, checks = Tessera(arguments), Checks()
+    tessera, checks = Tessera(arguments.binary, arguments.model, arguments.kv_cache_dtype), Checks()
     every = json.loads((DATA / "model.json").read_text())["cases"]
     cases = [case for case in every if len(case["prompt_ids"]) < LONG_CASE_TOKENS]
     check_last_positions(tessera, cases, checks, not arguments.report_only)
@@ -190,8 +213,10 @@ def main():
     if not arguments.report_only:
         check_teacher_forced(tessera, greedy, checks)
         check_generate(tessera, greedy, checks)
-    check_eval(tessera, SHORT_SETS + (RECALL_SETS if arguments.recall else []), checks)
+    own = check_eval(tessera, SHORT_SETS + (RECALL_SETS if arguments.recall else []), checks)
     check_serve(tessera, checks)
+    if arguments.fp8:
+        check_fp8(arguments, cases, own, checks)
     return 1 if checks.failed else 0
 
 
