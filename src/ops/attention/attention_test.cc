@@ -5,7 +5,7 @@
 #include <set>
 
 #include "ops/attention/attention_cases.h"
-#include "ops/op_test.h"
+#include "ops/op_testing.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/moe/moe_cases.h"
-#include "ops/op_test.h"
+#include "ops/op_testing.h"
 
 namespace tessera {
 namespace {

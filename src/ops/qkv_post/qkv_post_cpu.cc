@@ -48,35 +48,40 @@ struct Angles {
     const float* sin = nullptr;
 };
 
-// in and out may be the same. Vectors of D divide half a head.
+// One head's elements; in and out may be the same.
+struct Head {
+    const float* in = nullptr;
+    const float* norm = nullptr;  // its weights; null = no norm
+    float* out = nullptr;
+};
+
+// Vectors of D divide half a head.
 template <class D>
-void transform_by(D d, const float* in, const float* norm, const QkvPostArgs& args, const Angles& angles,
-                  float* out) {
+void transform_by(D d, const Head& head, const QkvPostArgs& args, const Angles& angles) {
     const int64_t half = args.head_dim / 2;
     const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-    const float scale = norm == nullptr ? 1.0f : norm_scale(in, args.head_dim, args.eps);
+    const float scale = head.norm == nullptr ? 1.0f : norm_scale(head.in, args.head_dim, args.eps);
     const auto s = hn::Set(d, scale);
     for (int64_t i = 0; i < half; i += lanes) {
-        auto a = hn::LoadU(d, in + i);
-        auto b = hn::LoadU(d, in + i + half);
-        if (norm != nullptr) {
-            a = hn::Mul(hn::Mul(a, s), hn::LoadU(d, norm + i));
-            b = hn::Mul(hn::Mul(b, s), hn::LoadU(d, norm + i + half));
+        auto a = hn::LoadU(d, head.in + i);
+        auto b = hn::LoadU(d, head.in + i + half);
+        if (head.norm != nullptr) {
+            a = hn::Mul(hn::Mul(a, s), hn::LoadU(d, head.norm + i));
+            b = hn::Mul(hn::Mul(b, s), hn::LoadU(d, head.norm + i + half));
         }
         const auto cos = hn::LoadU(d, angles.cos + i);
         const auto sin = hn::LoadU(d, angles.sin + i);
-        hn::StoreU(hn::Sub(hn::Mul(a, cos), hn::Mul(b, sin)), d, out + i);
-        hn::StoreU(hn::Add(hn::Mul(b, cos), hn::Mul(a, sin)), d, out + i + half);
+        hn::StoreU(hn::Sub(hn::Mul(a, cos), hn::Mul(b, sin)), d, head.out + i);
+        hn::StoreU(hn::Add(hn::Mul(b, cos), hn::Mul(a, sin)), d, head.out + i + half);
     }
 }
 
 // head_dim / 2 is a multiple of 8.
-void transform(const float* in, const float* norm, const QkvPostArgs& args, const Angles& angles,
-               float* out) {
+void transform(const Head& head, const QkvPostArgs& args, const Angles& angles) {
     if (args.head_dim % 32 == 0) {
-        transform_by(hn::CappedTag<float, 16>(), in, norm, args, angles, out);
+        transform_by(hn::CappedTag<float, 16>(), head, args, angles);
     } else {
-        transform_by(hn::CappedTag<float, 8>(), in, norm, args, angles, out);
+        transform_by(hn::CappedTag<float, 8>(), head, args, angles);
     }
 }
 
@@ -114,11 +119,11 @@ void run_tokens(const QkvPostArgs& args, int64_t begin, int64_t end) {
         const Angles angles{args.cos + token * half, args.sin + token * half};
         for (int64_t head = 0; head < args.q_heads; ++head) {
             float* q = args.q + token * args.q_stride + head * args.head_dim;
-            transform(q, args.q_norm, args, angles, q);
+            transform({q, args.q_norm, q}, args, angles);
         }
         for (int64_t head = 0; head < args.kv_heads; ++head) {
             const int64_t column = head * args.head_dim;
-            transform(args.k + token * args.k_stride + column, args.k_norm, args, angles, k);
+            transform({args.k + token * args.k_stride + column, args.k_norm, k}, args, angles);
             store(k, args, args.targets[token], 2 * head);
             store(args.v + token * args.v_stride + column, args, args.targets[token], 2 * head + 1);
         }

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <gtest/gtest.h>
 
-#include "ops/op_test.h"
+#include "ops/op_testing.h"
 #include "ops/qkv_post/qkv_post_cases.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/op_test.h"
+#include "ops/op_testing.h"
 #include "ops/rms_norm/rms_norm_cases.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/op_test.h"
+#include "ops/op_testing.h"
 #include "ops/router_topk/router_topk_cases.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 #include <map>
 #include <numeric>
 
-#include "ops/op_test.h"
+#include "ops/op_testing.h"
 #include "ops/sample/sample_cases.h"
 #include "ops/sample/sample_common.h"
 
