@@ -50,6 +50,7 @@ def prompts():
 class Server:
     def __init__(self, arguments, flags):
         call = [arguments.binary, "serve", arguments.model, "--port", "0", "--device", arguments.device,
+                "--gpu-memory-utilization", "0.1",
                 "--kv-cache-dtype", arguments.kv_cache_dtype, *flags]
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=self.log, text=True)
