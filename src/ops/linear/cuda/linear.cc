@@ -111,12 +111,12 @@ const cublasLtMatmulAlgo_t& LinearCuda::find_plan(const LinearCudaArgs& args) {
     blas_check(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                     &limit, sizeof(limit)),
                "workspace limit");
-    if (deterministic_) {
-        const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
-        blas_check(cublasLtMatmulPreferenceSetAttribute(
-                       &preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_split, sizeof(no_split)),
-                   "reduction scheme");
-    }
+    // Parts of a split K are added in float32, never in the output's type.
+    const uint32_t schemes =
+        deterministic_ ? CUBLASLT_REDUCTION_SCHEME_NONE : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    blas_check(cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                    &schemes, sizeof(schemes)),
+               "reduction scheme");
     cublasLtMatmulHeuristicResult_t results[kCandidates];
     int found = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
