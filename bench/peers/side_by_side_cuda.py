@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Runs `tessera ops bench --device cuda --json` and its peers on the same GPU by the same method, prints one table, and
+appends JSON lines with peer (the fastest one) and peer_us.
+
+    bench/peers/side_by_side_cuda.py build/cuda/tessera --append bench/baselines/h200.jsonl
+    bench/peers/side_by_side_cuda.py build/cuda/tessera --op moe --op linear
+
+Peers are optional: a family whose package is missing, or a case that it refuses, is skipped with a word."""
+
+import argparse
+import datetime
+import importlib
+import json
+import subprocess
+import sys
+
+FAMILIES = ("cublas_peer", "sdpa_peer", "flashinfer_peer", "triton_peer", "compile_peer")
+
+
+def load_families(names):
+    families = []
+    for name in names:
+        try:
+            families.append((name, importlib.import_module(name)))
+        except Exception as error:  # whatever a package fails with at import
+            print(f"skipped {name}: {first_line(error)}", flush=True)
+    return families
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
+
+
+def our_lines(binary, operators):
+    for operator in operators or [""]:
+        command = [binary, "ops", "bench", *([operator] if operator else []), "--device", "cuda", "--json", "--seed", "1"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        yield from (json.loads(line) for line in done.stdout.splitlines())
+
+
+def measure(line, families, timing):
+    """{peer: (cold us, hot us)}"""
+    import torch
+    found = {}
+    case = timing.Case(line)
+    for family, module in families:
+        for peer, make in module.peers(case):
+            try:
+                found[peer] = timing.time_peer(make, case)
+            except Exception as error:  # one peer's failure is no reason to lose the others
+                print(f"skipped {peer} for {case.op} [{case.shape}] {case.dtype}: {first_line(error)}", flush=True)
+                torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+    return found
+
+
+def print_line(line, peers):
+    best = f"{line['peer_us'] / line['us']:.2f}x" if line["peer"] else ""
+    others = ", ".join(f"{peer} {cold:.2f} (hot {hot:.2f})" for peer, (cold, hot) in sorted(peers.items(), key=lambda p: p[1]))
+    print(f"{line['op']:<17} {line['shape']:<58} {line['dtype']:<8} {line['us']:>9.2f} {line['hot_us']:>9.2f} "
+          f"{line['floor_us']:>9.2f} {line['of_floor']:>5.0%} {best:>6}  {others}", flush=True)
+
+
+def commit():
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True)
+    return done.stdout.strip() or None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("binary")
+    parser.add_argument("--op", action="append", help="one operator, may be repeated; all when left out")
+    parser.add_argument("--family", action="append", choices=FAMILIES, help="of peers; all when left out")
+    parser.add_argument("--append", help="file of JSON lines")
+    parser.add_argument("--commit", default=commit(), help="written into the lines")
+    options = parser.parse_args()
+    try:
+        timing = importlib.import_module("cuda_peer")
+        families = load_families(options.family or FAMILIES)
+    except ImportError as error:
+        print(f"skipped all peers: {first_line(error)}")
+        timing, families = None, []
+    print(f"{'operator':<17} {'shape':<58} {'dtype':<8} {'us':>9} {'hot_us':>9} {'floor_us':>9} {'floor':>5} "
+          f"{'ahead':>6}  peers, cold us")
+    for line in our_lines(options.binary, options.op):
+        peers = measure(line, families, timing) if families else {}
+        if peers:
+            best = min(peers, key=lambda peer: peers[peer][0])
+            line |= {"peer": best, "peer_us": round(peers[best][0], 3),
+                     "peers_us": {peer: round(cold, 3) for peer, (cold, _) in peers.items()}}
+        line |= {"commit": options.commit, "date": datetime.date.today().isoformat()}
+        print_line(line, peers)
+        if options.append:
+            with open(options.append, "a") as file:
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
