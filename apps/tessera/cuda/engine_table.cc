@@ -44,22 +44,25 @@ PassRates EngineTable::pass_rates() const {
 }
 
 void print_head(const EngineTable& table) {
-    std::fprintf(
-        stderr,
-        "%s, %s\nmeasured: copy %.2f TB/s, read %.2f TB/s, products bf16 %.0f and fp8 %.0f TFLOP/s\n"
-        "floor: the larger of bytes over the better bandwidth and operations over the products' rate\n\n",
-        table.model.c_str(), table.dtype.c_str(), table.rates.copy_bytes_per_s * 1e-12,
-        table.rates.read_bytes_per_s * 1e-12, table.rates.bf16_flops * 1e-12, table.rates.fp8_flops * 1e-12);
+    std::fprintf(stderr,
+                 "%s, %s\nmeasured: copy %.2f TB/s, read %.2f TB/s, products bf16 %.0f and fp8 %.0f TFLOP/s\n"
+                 "floor: the larger of bytes over the better bandwidth and operations over the products' "
+                 "rate; experts: "
+                 "distinct ones\ntouched, summed over the layers; gap: the longest between two steps\n\n",
+                 table.model.c_str(), table.dtype.c_str(), table.rates.copy_bytes_per_s * 1e-12,
+                 table.rates.read_bytes_per_s * 1e-12, table.rates.bf16_flops * 1e-12,
+                 table.rates.fp8_flops * 1e-12);
     std::fprintf(stderr, "%-8s %6s %8s %6s %11s %11s %11s %9s %8s %8s\n", "phase", "batch", "tokens", "chunk",
                  "tokens/s", "us", "floor us", "x floor", "experts", "gap us");
 }
 
 void print_pass(const EngineTable& table, const MeasuredPass& pass) {
     const double floor = pass_floor_us(pass.costs, table.pass_rates());
-    std::fprintf(stderr, "%-8s %6d %8d %6s %11.0f %11.1f %11.1f %9.2f %8.0f %8.1f\n",
+    std::fprintf(stderr, "%-8s %6d %8d %6s %11.0f %11.1f %11.1f %9.2f %8.0f %8s\n",
                  pass.prefill ? "prefill" : "decode", pass.batch, pass.tokens,
                  pass.prefill ? std::to_string(pass.chunk).c_str() : "", tokens_per_s(pass), pass.steps.us,
-                 floor, pass.steps.us / floor, pass.experts_touched, pass.steps.gap_us);
+                 floor, pass.steps.us / floor, pass.experts_touched,
+                 pass.prefill ? "" : fmt::format("{:.1f}", pass.steps.gap_us).c_str());
     if (!table.json) {
         return;
     }
