@@ -33,6 +33,21 @@ def test_a_number_outside_its_range_is_a_usage_error(command, flag, value):
     assert flag in done.stderr
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize("value", ["-1", "18446744073709551616", "1.5", "x"])
+def test_a_seed_is_a_whole_number_of_64_bits(command, value):
+    done = run(command, f"--seed={value}")
+    assert done.returncode == 2
+    assert "--seed" in done.stderr and "18446744073709551615" in done.stderr
+
+
+def test_deterministic_is_accepted_on_the_cpu_and_changes_nothing():
+    flags = ["--prompt", "Once upon a time", "--max-tokens", "8", "--json"]
+    plain, deterministic = run("generate", *flags), run("generate", *flags, "--deterministic")
+    assert plain.returncode == deterministic.returncode == 0
+    assert plain.stdout == deterministic.stdout
+
+
 def test_a_context_without_room_for_an_answer():
     done = run("serve", "--port", "0", "--max-model-len", "1")
     assert done.returncode == 1

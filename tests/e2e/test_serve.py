@@ -61,6 +61,24 @@ def test_print_config_resolves_and_hides_keys(tmp_path):
     ]
 
 
+def test_the_model_is_given_once():
+    assert config("--model", str(MODEL))["model"] == str(MODEL)  # twice the same is no contradiction
+    result = serve("--model", "/elsewhere")
+    assert result.returncode == 2
+    assert "twice" in result.stderr and "/elsewhere" in result.stderr
+    result = subprocess.run([BINARY, "serve"], capture_output=True, text=True, timeout=WAIT_S)
+    assert result.returncode == 2 and "MODEL" in result.stderr
+
+
+def test_what_depends_on_the_device():
+    assert config()["deterministic"] is True  # the CPU always is
+    assert config()["max_num_batched_tokens"] == 512
+    cuda = config("--device", "cuda")
+    assert cuda["deterministic"] is False and cuda["max_num_batched_tokens"] == 4096
+    assert config("--device", "cuda", "--deterministic")["deterministic"] is True
+    assert config("--max-num-seqs", "600")["max_num_batched_tokens"] == 600
+
+
 def test_the_last_of_a_repeated_flag_counts():
     assert config("--port", "8000", "--port", "9000")["port"] == 9000
     assert config("--api-key", "a", "--api-key", "b", "--served-model-name", "x", "y")["api_keys"] == 2
