@@ -280,9 +280,10 @@ void CudaRunnerImpl::init_slots(const StepPlan& plan) {
 void CudaRunnerImpl::upload_slots(const StepPlan& plan, StepStaging& staging) {
     staging.count = 0;
     staging.history_used = 0;
+    const TenantUpload upload{.stream = stream_, .sizes = sizes_, .memory = memory_, .staging = staging};
     for (const SlotInit& init : plan.inits) {
         if (slot_errors_[static_cast<size_t>(init.slot)].empty()) {
-            upload_tenant(stream_, sizes_, init, sample_slot(slots_.at(init.slot)), memory_, staging);
+            upload.enter(init, sample_slot(slots_.at(init.slot)));
         }
     }
 }

@@ -8,45 +8,6 @@
 #include "device/cuda/cuda_check.h"
 
 namespace tessera {
-namespace {
-
-void copy_to_device(const Stream& stream, void* to, const void* from, int64_t bytes) {
-    cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream.get()));
-}
-
-// The ids' place in the step's page-locked memory. Where the tenants before this one have filled it, their
-// copies are waited for.
-int32_t* stage_history(const Stream& stream, const StepSizes& sizes, const SlotInit& init,
-                       StepStaging& staging) {
-    const auto count = static_cast<int64_t>(init.prompt.size() + init.output.size());
-    check(count <= history_words(sizes), "runner: a prompt longer than the context");
-    if (staging.history_used + count > history_words(sizes)) {
-        stream.synchronize();
-        staging.history_used = 0;
-    }
-    int32_t* ids = staging.history + staging.history_used;
-    staging.history_used += count;
-    std::copy(init.output.begin(), init.output.end(), std::copy(init.prompt.begin(), init.prompt.end(), ids));
-    return ids;
-}
-
-void upload_history(const Stream& stream, const StepSizes& sizes, const SlotInit& init,
-                    const StepMemory& memory, StepStaging& staging) {
-    const auto prompt = static_cast<int64_t>(init.prompt.size());
-    const auto output = static_cast<int64_t>(init.output.size());
-    copy_to_device(stream, memory.history, stage_history(stream, sizes, init, staging),
-                   4 * (prompt + output));
-    sample_history_cuda(stream.get(), {.slots = memory.samples,
-                                       .vocab = sizes.vocab,
-                                       .slot = init.slot,
-                                       .prompt = memory.history,
-                                       .prompt_count = prompt,
-                                       .output = memory.history + prompt,
-                                       .output_count = output});
-}
-
-}  // namespace
-
 std::string tenant_too_large(const SlotInit& init) {
     const auto refuse = [](std::string_view what, size_t count, int32_t max) {
         return static_cast<int64_t>(count) <= max ? std::string()
@@ -82,12 +43,15 @@ SampleSlot sample_slot(const Slot& slot) {
     return out;
 }
 
-void upload_tenant(const Stream& stream, const StepSizes& sizes, const SlotInit& init, const SampleSlot& slot,
-                   const StepMemory& memory, StepStaging& staging) {
+void TenantUpload::copy(void* to, const void* from, int64_t bytes) const {
+    cuda_check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream.get()));
+}
+
+void TenantUpload::enter(const SlotInit& init, const SampleSlot& slot) const {
     const auto number = static_cast<int64_t>(staging.count++);
     const int64_t at = init.slot;
     staging.slots[number] = slot;
-    copy_to_device(stream, memory.samples.slot + at, staging.slots + number, sizeof(SampleSlot));
+    copy(memory.samples.slot + at, staging.slots + number, sizeof(SampleSlot));
     const auto biases = static_cast<int64_t>(init.sampling.logit_bias.size());
     if (biases > 0) {
         int32_t* ids = staging.bias_ids + number * kSampleBiasMax;
@@ -95,19 +59,46 @@ void upload_tenant(const Stream& stream, const StepSizes& sizes, const SlotInit&
         for (int64_t i = 0; i < biases; ++i) {
             std::tie(ids[i], values[i]) = init.sampling.logit_bias[static_cast<size_t>(i)];
         }
-        copy_to_device(stream, memory.bias_ids + at * kSampleBiasMax, ids, 4 * biases);
-        copy_to_device(stream, memory.bias_values + at * kSampleBiasMax, values, 4 * biases);
+        copy(memory.bias_ids + at * kSampleBiasMax, ids, 4 * biases);
+        copy(memory.bias_values + at * kSampleBiasMax, values, 4 * biases);
     }
     const std::vector<TokenId>& forced = init.sampling.forced.tokens;
     if (!forced.empty()) {
         int32_t* ids = staging.forced + number * kSampleForcedMax;
         std::copy(forced.begin(), forced.end(), ids);
-        copy_to_device(stream, memory.forced + at * kSampleForcedMax, ids,
-                       4 * static_cast<int64_t>(forced.size()));
+        copy(memory.forced + at * kSampleForcedMax, ids, 4 * static_cast<int64_t>(forced.size()));
     }
     if (uses_penalties(init.sampling)) {
-        upload_history(stream, sizes, init, memory, staging);
+        enter_history(init);
     }
+}
+
+void TenantUpload::enter_history(const SlotInit& init) const {
+    const auto prompt = static_cast<int64_t>(init.prompt.size());
+    const auto output = static_cast<int64_t>(init.output.size());
+    copy(memory.history, stage_history(init), 4 * (prompt + output));
+    sample_history_cuda(stream.get(), {.slots = memory.samples,
+                                       .vocab = sizes.vocab,
+                                       .slot = init.slot,
+                                       .prompt = memory.history,
+                                       .prompt_count = prompt,
+                                       .output = memory.history + prompt,
+                                       .output_count = output});
+}
+
+// The ids' place in the step's page-locked memory. Where the tenants before this one have filled it, their
+// copies are waited for.
+int32_t* TenantUpload::stage_history(const SlotInit& init) const {
+    const auto count = static_cast<int64_t>(init.prompt.size() + init.output.size());
+    check(count <= history_words(sizes), "runner: a prompt longer than the context");
+    if (staging.history_used + count > history_words(sizes)) {
+        stream.synchronize();
+        staging.history_used = 0;
+    }
+    int32_t* ids = staging.history + staging.history_used;
+    staging.history_used += count;
+    std::copy(init.output.begin(), init.output.end(), std::copy(init.prompt.begin(), init.prompt.end(), ids));
+    return ids;
 }
 
 }  // namespace tessera

@@ -13,11 +13,23 @@ namespace tessera {
 // What the sampler's arrays cannot hold; empty when they can.
 std::string tenant_too_large(const SlotInit& init);
 
-// Enters the copies of one tenant into the stream, from page-locked memory of the step, so that nothing
-// waits: several tenants with penalties whose prompts together are longer than a context are the exception.
-// `slot` is the tenant's as it was at init.
-void upload_tenant(const Stream& stream, const StepSizes& sizes, const SlotInit& init, const SampleSlot& slot,
-                   const StepMemory& memory, StepStaging& staging);
+// What the tenants of one step are entered with. The copies come from page-locked memory of the step, so that
+// nothing waits: several tenants with penalties whose prompts together are longer than a context are the
+// exception.
+struct TenantUpload {
+    const Stream& stream;
+    const StepSizes& sizes;
+    const StepMemory& memory;
+    StepStaging& staging;
+
+    // `slot` is the tenant's as it was at init.
+    void enter(const SlotInit& init, const SampleSlot& slot) const;
+
+  private:
+    void copy(void* to, const void* from, int64_t bytes) const;
+    void enter_history(const SlotInit& init) const;
+    int32_t* stage_history(const SlotInit& init) const;
+};
 
 // The sampler's view of a slot.
 SampleSlot sample_slot(const Slot& slot);
