@@ -37,8 +37,8 @@ struct LinearCudaArgs {
     int64_t y_stride = 0;              // elements between rows of y; 0 = outputs
     DType dtype = DType::kBFloat16;    // of x and weight: kBFloat16 or kFloat8E4M3
     DType y_dtype = DType::kBFloat16;  // or kFloat32
-    bool accumulate = false;           // y += (added in float32, then rounded once)
-    float scale = 1;                   // y = (x W^T) * scale: fp8, input scale * weight scale
+    bool accumulate = false;  // y +=; some of the library's kernels round the product before they add
+    float scale = 1;          // y = (x W^T) * scale: fp8, input scale * weight scale
     // fp8 only; both or neither. In device memory, float32: y[r, c] gets row_scale[r] * column_scale[c] too.
     const float* column_scale = nullptr;  // [outputs]
     const float* row_scale = nullptr;     // [rows]

@@ -94,9 +94,9 @@ class MoeCudaCase {
             }
         }
         // The SwiGLU result rounds (bfloat16; then e4m3, where a value may fall the other way), the experts'
-        // outputs and their sums too.
+        // outputs and their sums too. e4m3 products are summed with 14 bits over the whole of K.
         OpError error = compare_sums(got, want, spec_.fp8 ? 0.05 : 0.02, 0.0157);
-        error.mismatches += error.rms > (spec_.fp8 ? 8e-3 : 5e-3);
+        error.mismatches += error.rms > (spec_.fp8 ? 1.2e-2 : 5e-3);
         error += count_unwritten(widen_bf16(bits));
         return error;
     }
