@@ -54,6 +54,11 @@ def measure(line, families, timing):
     return found
 
 
+def kept(line):
+    """What a baseline keeps of a line."""
+    return {key: value for key, value in line.items() if key not in ("variant", "wrong", "seed", "bytes", "flops")}
+
+
 def print_line(line, peers):
     best = f"{line['peer_us'] / line['us']:.2f}x" if line["peer"] else ""
     others = ", ".join(f"{peer} {cold:.2f} (hot {hot:.2f})" for peer, (cold, hot) in sorted(peers.items(), key=lambda p: p[1]))
@@ -92,7 +97,7 @@ def main():
         print_line(line, peers)
         if options.append:
             with open(options.append, "a") as file:
-                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                file.write(json.dumps(kept(line), separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":
