@@ -110,8 +110,7 @@ Status DeviceForward::allocate(MemoryBudget& budget) {
     }
     if (status.ok()) {
         status = allocate_layout(budget, "attention", attention_memory_, [&](Layout& layout) {
-            layout.take(decode_workspace_, decode_cuda_workspace_bytes(shape_, options_.sequences_max, 1,
-                                                                       options_.positions_max));
+            layout.take(decode_workspace_, decode_cuda_workspace_bytes(decode_plan(DeviceBatch{})));
             layout.take(prefill_workspace_,
                         prefill_cuda_workspace_bytes(shape_, options_.sequences_max, options_.tokens_max));
             layout.take(decode_rows_workspace_,
@@ -219,11 +218,13 @@ void DeviceForward::mtp_forward(cudaStream_t stream, const DeviceBatch& batch, c
 }
 
 DecodePlanCudaArgs DeviceForward::decode_plan(const DeviceBatch& batch) const {
-    return {.positions = batch.first_positions,
+    return {.shape = shape_,
+            .positions = batch.first_positions,
             .batch = batch.decode_rows,
             .q_len = 1,
             .first_slot = first_slot_,
             .slots_max = options_.positions_max,
+            .sm_count = device_.sm_count,
             .workspace = decode_workspace_};
 }
 
@@ -351,15 +352,13 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
     if (batch.decode_rows > 0 && options_.deterministic) {
         attention_prefill_cuda(stream, prefill);
     } else if (batch.decode_rows > 0) {
-        attention_decode_cuda(stream, {.shape = shape_,
-                                       .plan = decode_plan(batch),
+        attention_decode_cuda(stream, {.plan = decode_plan(batch),
                                        .kv = kv,
                                        .q = qkv_,
                                        .q_stride = qkv_width(),
                                        .out = attention_,
                                        .out_stride = config_.q_width(),
-                                       .scale = scale,
-                                       .sm_count = device_.sm_count});
+                                       .scale = scale});
     }
     if (batch.prefill_rows > 0) {
         prefill.plan = prefill_plan(batch);

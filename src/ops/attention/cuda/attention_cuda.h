@@ -15,12 +15,13 @@
 #include <cuda_runtime_api.h>
 
 #include "base/dtype.h"
+#include "ops/attention/decode_plan.h"
 
 namespace tessera {
 
 struct AttentionCudaShape {
     int32_t q_heads = 0;
-    int32_t kv_heads = 0;  // q_heads / kv_heads = group: 1, 2, 4, 8 or 16
+    int32_t kv_heads = 0;  // q_heads / kv_heads = the group
     // The head dimension is 128.
 };
 
@@ -38,21 +39,24 @@ struct PagedKvCuda {
     int32_t pages_max = 0;
 };
 
-// ---- decode: the same q_len (1 to 4, group * q_len <= 32) for every sequence
-// -------------------------------
+// ---- decode: the same q_len (1 to 4) for every sequence
+// ------------------------------------------------------------
 
 struct DecodePlanCudaArgs {
+    AttentionCudaShape shape;            // group: 1 to 16
     const int32_t* positions = nullptr;  // [batch]: of each sequence's first query; < 0 = an empty row
     int32_t batch = 0;                   // <= 1024
     int32_t q_len = 1;
     int32_t first_slot = 0;
-    int32_t slots_max = 0;  // of a sequence: the model's limit, a host constant
-    std::byte* workspace =
-        nullptr;  // decode_cuda_workspace_bytes() of the largest batch; kept until the step's end
+    int32_t slots_max = 0;                       // of a sequence: the model's limit, a host constant
+    int32_t sm_count = 0;                        // of the device
+    DecodeSplit split = DecodeSplit::kBalanced;  // kFixed: a sequence's bits depend on it alone
+    int32_t blocks_per_sm = 2;
+    std::byte* workspace = nullptr;  // decode_cuda_workspace_bytes() of the largest batch, 256-byte aligned;
+                                     // kept until the step's end
 };
 
 struct DecodeCudaArgs {
-    AttentionCudaShape shape;
     DecodePlanCudaArgs plan;  // as given to decode_plan_cuda()
     PagedKvCuda kv;
     const void* q =
@@ -60,15 +64,18 @@ struct DecodeCudaArgs {
     int64_t q_stride = 0;  // elements between rows, a multiple of 8
     void* out = nullptr;   // [batch * q_len, q_heads * 128] bfloat16; empty rows become zeros
     int64_t out_stride = 0;
-    float scale = 0;  // 1 / sqrt(head_dim)
-    int sm_count = 0;
+    float* lse = nullptr;  // [batch * q_len, q_heads], or null: the logarithm of the sum of e^score; empty
+                           // rows get -infinity
+    float scale = 0;       // 1 / sqrt(head_dim)
 };
 
-// Slots of one unit of work. It depends on the limit alone, so a sequence's bits do not depend on the batch.
-int32_t decode_cuda_split_slots(int32_t slots_max);
-int64_t decode_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t batch_max, int32_t q_len,
-                                    int32_t slots_max);
+// kBalanced: grows with the device, not with the batch. `largest`: all but the pointers.
+int64_t decode_cuda_workspace_bytes(const DecodePlanCudaArgs& largest);
+// After decode_plan_cuda() the workspace begins with DecodeBin [bins + 1]: what each block attends.
+int32_t decode_cuda_bins(const DecodePlanCudaArgs& args);
 void decode_plan_cuda(cudaStream_t stream, const DecodePlanCudaArgs& args);
+// Enters two kernels, each of which may start before the one before it in the stream has ended (programmatic
+// dependent launch) and waits for it before it reads anything.
 void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args);
 
 // ---- prefill: any number of queries a sequence
@@ -86,9 +93,8 @@ struct PrefillPlanCudaArgs {
 struct PrefillCudaArgs {
     PrefillPlanCudaArgs plan;
     PagedKvCuda kv;
-    const int32_t* positions =
-        nullptr;  // [sequences]: of each sequence's first query (tokens cached before it); -1 before a single
-                  // query: an empty row, which becomes zeros
+    const int32_t* positions = nullptr;  // [sequences]: of each sequence's first query (tokens cached before
+                                         // it); -1 before a single query: an empty row, which becomes zeros
     int32_t first_slot = 0;
     const void* q = nullptr;  // [rows, q_heads * 128] bfloat16
     int64_t q_stride = 0;

@@ -27,6 +27,7 @@ struct AttentionCudaSpec {
     int32_t first_slot = 0;
     int32_t slots_max = 32768;
     bool bench = true;  // compared on samples
+    DecodeSplit split = DecodeSplit::kBalanced;
 
     int32_t slots(const Sequence& s) const { return s.position < 0 ? 0 : first_slot + s.position + s.q_len; }
     CudaCosts costs() const {
@@ -64,15 +65,15 @@ class AttentionCudaCase {
         d_tables_ = std::make_unique<DeviceArray<int32_t>>(data.budget, tables_, 1);
         d_positions_ = std::make_unique<DeviceArray<int32_t>>(data.budget, positions_, 1);
         d_first_rows_ = std::make_unique<DeviceArray<int32_t>>(data.budget, first_rows_, 1);
+        const Result<DeviceProps> device = open_device(0);
+        tessera::check(device.ok(), "no device");
+        sm_count_ = device->sm_count;
         const auto batch = static_cast<int32_t>(spec.sequences.size());
         const int64_t bytes =
             spec.part == AttentionCudaPart::kPrefill
                 ? prefill_cuda_workspace_bytes(spec.heads, batch, static_cast<int32_t>(rows_))
-                : decode_cuda_workspace_bytes(spec.heads, batch, spec.sequences[0].q_len, spec.slots_max);
+                : decode_cuda_workspace_bytes(decode_plan());
         workspace_ = std::make_unique<DeviceScratch>(one, bytes, 1);
-        const Result<DeviceProps> device = open_device(0);
-        tessera::check(device.ok(), "no device");
-        sm_count_ = device->sm_count;
         plan(nullptr);
         cuda_check(cudaDeviceSynchronize());
     }
@@ -167,12 +168,15 @@ class AttentionCudaCase {
     }
 
     DecodePlanCudaArgs decode_plan() const {
-        return {.positions = d_positions_->at(0),
+        return {.shape = spec_.heads,
+                .positions = d_positions_->at(0),
                 .batch = static_cast<int32_t>(spec_.sequences.size()),
                 .q_len = spec_.sequences[0].q_len,
                 .first_slot = spec_.first_slot,
                 .slots_max = spec_.slots_max,
-                .workspace = workspace_->at(0)};
+                .sm_count = sm_count_,
+                .split = spec_.split,
+                .workspace = workspace_ == nullptr ? nullptr : workspace_->at(0)};
     }
     PrefillPlanCudaArgs prefill_plan() const {
         return {.first_rows = d_first_rows_->at(0),
@@ -209,15 +213,13 @@ class AttentionCudaCase {
                                             .out_stride = width(),
                                             .scale = scale()});
         } else {
-            attention_decode_cuda(stream, {.shape = spec_.heads,
-                                           .plan = decode_plan(),
+            attention_decode_cuda(stream, {.plan = decode_plan(),
                                            .kv = kv,
                                            .q = q_->at(set),
                                            .q_stride = width(),
                                            .out = out_->at(set),
                                            .out_stride = width(),
-                                           .scale = scale(),
-                                           .sm_count = sm_count_});
+                                           .scale = scale()});
         }
     }
 

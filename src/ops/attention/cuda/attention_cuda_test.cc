@@ -69,13 +69,14 @@ class Case {
         q_ = random_values(random_, rows_ * width(), 1.5f, false);
     }
 
-    std::vector<double> reference() const {
+    // lse: or null.
+    std::vector<double> reference(std::vector<double>* lse = nullptr) const {
         std::vector<double> want;
         const int64_t group = shape_.heads.q_heads / shape_.heads.kv_heads;
         for (size_t b = 0; b < slots_.size(); ++b) {
             for (int32_t i = 0; i < shape_.sequences[b].q_len; ++i) {
                 for (int64_t head = 0; head < shape_.heads.q_heads; ++head) {
-                    const std::vector<double> row = attend(b, i, head, head / group);
+                    const std::vector<double> row = attend(b, i, head, head / group, lse);
                     want.insert(want.end(), row.begin(), row.end());
                 }
             }
@@ -95,35 +96,40 @@ class Case {
                 .pages_max = pages_max_};
     }
 
-    // only >= 0: every other sequence is an empty row.
-    std::vector<float> decode(int32_t slots_max, int only = -1) const {
+    // only >= 0: every other sequence is an empty row. lse: or null.
+    std::vector<float> decode(int32_t slots_max, int only = -1, DecodeSplit split = DecodeSplit::kBalanced,
+                              std::vector<float>* lse = nullptr) const {
         DeviceArena arena;
         Stream stream;
         const auto batch = static_cast<int32_t>(slots_.size());
-        const int32_t q_len = shape_.sequences[0].q_len;
         std::vector<int32_t> places = positions();
         for (int32_t b = 0; b < batch; ++b) {
             places[static_cast<size_t>(b)] = only < 0 || b == only ? places[static_cast<size_t>(b)] : -1;
         }
-        const int64_t bytes = decode_cuda_workspace_bytes(shape_.heads, batch, q_len, slots_max);
+        DecodePlanCudaArgs plan{.shape = shape_.heads,
+                                .positions = arena.upload(places),
+                                .batch = batch,
+                                .q_len = shape_.sequences[0].q_len,
+                                .first_slot = shape_.first_slot,
+                                .slots_max = slots_max,
+                                .sm_count = 132,
+                                .split = split};
+        plan.workspace = arena.poisoned<std::byte>(decode_cuda_workspace_bytes(plan));
         uint16_t* out = arena.poisoned<uint16_t>(rows_ * width());
-        const DecodePlanCudaArgs plan{.positions = arena.upload(places),
-                                      .batch = batch,
-                                      .q_len = q_len,
-                                      .first_slot = shape_.first_slot,
-                                      .slots_max = slots_max,
-                                      .workspace = arena.poisoned<std::byte>(bytes)};
+        float* logarithms = arena.poisoned<float>(rows_ * shape_.heads.q_heads);
         decode_plan_cuda(stream.get(), plan);
-        attention_decode_cuda(stream.get(), {.shape = shape_.heads,
-                                             .plan = plan,
+        attention_decode_cuda(stream.get(), {.plan = plan,
                                              .kv = place(arena),
                                              .q = arena.upload(q_.bf16),
                                              .q_stride = width(),
                                              .out = out,
                                              .out_stride = width(),
-                                             .scale = scale(),
-                                             .sm_count = 132});
+                                             .lse = lse == nullptr ? nullptr : logarithms,
+                                             .scale = scale()});
         stream.synchronize();
+        if (lse != nullptr) {
+            *lse = DeviceArena::download(logarithms, rows_ * shape_.heads.q_heads);
+        }
         return bf16_values(DeviceArena::download(out, rows_ * width()));
     }
 
@@ -191,9 +197,13 @@ class Case {
         }
     }
 
-    std::vector<double> attend(size_t b, int32_t query, int64_t head, int64_t kv_head) const {
+    std::vector<double> attend(size_t b, int32_t query, int64_t head, int64_t kv_head,
+                               std::vector<double>* lse) const {
         std::vector<double> out(kHeadDim);
         if (shape_.sequences[b].position < 0) {
+            if (lse != nullptr) {
+                lse->push_back(-std::numeric_limits<double>::infinity());
+            }
             return out;
         }
         const float* q = q_.values.data() + (first_rows_[b] + query) * width() + head * kHeadDim;
@@ -219,6 +229,9 @@ class Case {
         }
         for (double& value : out) {
             value *= v_scale() / sum;
+        }
+        if (lse != nullptr) {
+            lse->push_back(max + std::log(sum));
         }
         return out;
     }
@@ -251,6 +264,93 @@ TEST(AttentionCuda, decode_agrees_with_loops_in_double) {
     }
 }
 
+TEST(AttentionCuda, decode_takes_every_group_size_and_gives_the_logarithm_of_the_sum) {
+    const std::vector<AttentionCudaShape> shapes = {{2, 2},  {4, 2},  {8, 2}, {8, 1},
+                                                    {24, 2}, {32, 2}, {64, 8}};
+    for (const AttentionCudaShape heads : shapes) {
+        for (const bool fp8 : {false, true}) {
+            for (const int32_t q_len : {1, 3, 4}) {
+                std::vector<Sequence> sequences;
+                for (const int32_t position : {0, -1, 70, 129, 1000}) {
+                    sequences.push_back({position, q_len});
+                }
+                const Case test_case({heads, fp8, 1, sequences});
+                std::vector<float> lse;
+                std::vector<double> want_lse;
+                const std::vector<double> want = test_case.reference(&want_lse);
+                EXPECT_LT(relative_error(test_case.decode(2048, -1, DecodeSplit::kBalanced, &lse), want),
+                          5e-3)
+                    << heads.q_heads << "/" << heads.kv_heads << " fp8 " << fp8 << " q_len " << q_len;
+                EXPECT_LT(relative_error(test_case.decode(2048, -1, DecodeSplit::kFixed), want), 5e-3);
+                ASSERT_EQ(lse.size(), want_lse.size());
+                for (size_t i = 0; i < lse.size(); ++i) {
+                    if (std::isinf(want_lse[i])) {
+                        ASSERT_EQ(lse[i], -std::numeric_limits<float>::infinity());
+                    } else {
+                        ASSERT_NEAR(lse[i], want_lse[i], 0.02) << i;
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(AttentionCuda, decode_of_many_and_of_long_sequences) {
+    std::vector<Sequence> many;
+    for (int i = 0; i < 512; ++i) {
+        many.push_back({i % 7 == 3 ? -1 : i * 37 % 190, 1});
+    }
+    std::vector<Sequence> mixed(40, {30, 1});
+    mixed[3] = {20000, 1};
+    mixed[20] = {5000, 1};
+    for (const bool fp8 : {false, true}) {
+        for (const std::vector<Sequence>& sequences : {many, mixed}) {
+            const Case test_case({{8, 1}, fp8, 0, sequences});
+            const double error = relative_error(test_case.decode(32768), test_case.reference());
+            std::printf("decode %zu sequences %s: relative error %.2e\n", sequences.size(),
+                        fp8 ? "fp8" : "bf16", error);
+            EXPECT_LT(error, 5e-3);
+        }
+    }
+}
+
+TEST(AttentionCuda, the_device_deals_as_the_model_does) {
+    std::mt19937 random(3);
+    for (const DecodeSplit split : {DecodeSplit::kBalanced, DecodeSplit::kFixed}) {
+        for (const int32_t batch : {1, 2, 17, 64, 256, 1000}) {
+            const int32_t longest = batch % 2 == 0 ? 65536 : 700;
+            std::vector<int32_t> positions, tiles;
+            for (int32_t b = 0; b < batch; ++b) {
+                positions.push_back(b % 9 == 8 ? -1 : static_cast<int32_t>(random() % longest));
+                tiles.push_back(decode_tiles(decode_slots(positions.back(), 2, 1, 65536)));
+            }
+            DeviceArena arena;
+            Stream stream;
+            DecodePlanCudaArgs plan{.shape = {32, 4},
+                                    .positions = arena.upload(positions),
+                                    .batch = batch,
+                                    .q_len = 2,
+                                    .first_slot = 1,
+                                    .slots_max = 65536,
+                                    .sm_count = 132,
+                                    .split = split};
+            plan.workspace = arena.poisoned<std::byte>(decode_cuda_workspace_bytes(plan));
+            decode_plan_cuda(stream.get(), plan);
+            stream.synchronize();
+            const int32_t bins = decode_cuda_bins(plan);
+            const std::vector<DecodeBin> want = plan_decode({split, 4, bins, tiles});
+            const std::vector<DecodeBin> got =
+                DeviceArena::download(reinterpret_cast<DecodeBin*>(plan.workspace), bins + 1);
+            for (size_t i = 0; i < want.size(); ++i) {
+                ASSERT_EQ(got[i].sequence, want[i].sequence) << batch << " " << i;
+                ASSERT_EQ(got[i].head, want[i].head) << batch << " " << i;
+                ASSERT_EQ(got[i].tile, want[i].tile) << batch << " " << i;
+                ASSERT_EQ(got[i].merged, want[i].merged) << batch << " " << i;
+            }
+        }
+    }
+}
+
 TEST(AttentionCuda, prefill_agrees_with_loops_in_double) {
     for (const bool fp8 : {false, true}) {
         for (const int32_t first_slot : {0, 1}) {
@@ -271,10 +371,10 @@ TEST(AttentionCuda, prefill_agrees_with_loops_in_double) {
 TEST(AttentionCuda, a_sequence_decodes_to_the_same_bits_in_any_batch) {
     for (const bool fp8 : {false, true}) {
         const Case test_case({{16, 2}, fp8, 0, {{70, 1}, {1500, 1}, {900, 1}}});
-        const std::vector<float> all = test_case.decode(4096);
+        const std::vector<float> all = test_case.decode(4096, -1, DecodeSplit::kFixed);
         const size_t width = all.size() / 3;
         for (int b = 0; b < 3; ++b) {
-            const std::vector<float> alone = test_case.decode(4096, b);
+            const std::vector<float> alone = test_case.decode(4096, b, DecodeSplit::kFixed);
             for (size_t i = 0; i < all.size(); ++i) {
                 ASSERT_EQ(alone[i], i / width == static_cast<size_t>(b) ? all[i] : 0.0f) << i;
             }

@@ -1,555 +1,709 @@
-// Decode attention, split over the KV slots.
+// Decode attention.
 //
 // Roofline: K and V are read once, sum of lengths * kv_heads * 2 * 128 * element bytes at 4.27 TB/s: 64 x
-// 4,096 slots at 8 KV heads take 251 us in bfloat16 and 126 us in fp8. The arithmetic is below a tenth of the
-// tensor cores' rate.
+// 4,096 slots at 8 KV heads take 251 us in bfloat16 and 126 us in fp8. A multiprocessor gets a tile of 64
+// slots of fp8 in about 900 cycles; the tensor cores need a tenth of that.
 //
-// Schedule: a unit is one split of one sequence for one KV head; blocks take units in a fixed stride. Each of
-// a block's four warps owns 16 of the 64 slots of every page, with its own ring of cp.async stages and its
-// own online softmax, so that no barrier stands inside the loop. The query heads of the group (times q_len)
-// are the rows of mma.sync. The K dimension of the first product is permuted so that every lane reads its K
-// values as 16 contiguous bytes, and the N dimension of the second so that it reads its V values likewise;
-// fp8 becomes float16 in registers (exact). The four states merge at the end, the splits in a second kernel.
+// Persistent blocks attend the pieces of their bin (ops/attention/decode_plan.h). One warp brings K and V by
+// the bulk copy engine into a ring that runs on over the borders of pieces, so that memory never waits for an
+// epilogue. A warpgroup has the slots of a tile as the rows of wgmma and the queries as its columns: S^T = K
+// Q^T, O^T += V^T P^T. Nothing is padded beyond 8 columns, and the sums are few registers.
+//
+// fp8: bfloat16 queries, scaled by a power of two for each row, are the sum of two e4m3 terms (the second
+// scaled by 16), exactly but for elements below 2^-14 of the largest; probabilities likewise to 2^-8. The
+// terms are columns of their own, which the matrix unit has to spare. V^T comes to registers through a
+// transposing load of byte pairs; the order of slots that this gives is that in which probabilities are
+// stored. wgmma keeps few bits below the largest term in e4m3, so each tile's product is added to O in
+// float32.
 #include <algorithm>
+
+#include <cuda.h>
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
-#include "ops/attention/cuda/attention_cuda.h"
+#include "ops/attention/cuda/decode_layout.cuh"
+#include "ops/attention/cuda/decode_mma.cuh"
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/mma.cuh"
-#include "ops/common/cuda/reduce.cuh"
+#include "ops/common/cuda/tensor_map.h"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kHeadDim = 128;
-constexpr int kPageSlots = 64;
-constexpr int kWarps = 4;
-constexpr int kThreads = kWarps * kWarp;
-constexpr int kChunk = kPageSlots / kWarps;  // slots of one warp in a page
-constexpr int kPlanThreads = 1024;
-constexpr int kSplitSlotsMin = 512;
-constexpr int kSplitsMax = 64;
+constexpr int kMathThreads = 128;
+constexpr int kThreads = kMathThreads + kWarp;
+constexpr int kMathWarps = kMathThreads / kWarp;
+constexpr int kMathBarrier = 1;
+constexpr int kQueryBytes = kHeadDim * 2;
 constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kLowTerm = 16;  // the second term of an fp8 pair is stored times this
 
-struct Unit {
-    int32_t sequence;
-    int32_t split;
+// Shared memory. Half a stage of the ring is K or V of one tile. All offsets are multiples of 1024 up to
+// `raw`.
+template <bool Fp8, int Rows>
+struct Shared {
+    static constexpr int kTerms = Fp8 ? 2 : 1;
+    static constexpr int kColumns = Rows * kTerms;
+    static constexpr int kHalfBytes = kDecodeTileSlots * kHeadDim * (Fp8 ? 1 : 2);
+    static constexpr int kOperandBytes = Rows * kQueryBytes;          // fp8: two terms
+    static constexpr int kWeightBytes = kColumns * kSwizzleRowBytes;  // P^T
+    static constexpr int kFixedBytes =
+        3 * kOperandBytes + kWeightBytes + Rows * 4 * (2 * kMathWarps + 1) + 64;
+
+    uint32_t begin;
+    int stages;
+
+    static int stages_that_fit(int bytes) { return std::min((bytes - kFixedBytes) / (kHalfBytes + 16), 24); }
+    static int bytes(int stages) { return kFixedBytes + stages * (kHalfBytes + 16); }
+
+    __device__ uint32_t half(int stage) const { return begin + static_cast<uint32_t>(stage * kHalfBytes); }
+    __device__ uint32_t operand() const { return half(stages); }
+    __device__ uint32_t weights() const { return operand() + kOperandBytes; }
+    __device__ uint32_t raw(int i) const {
+        return weights() + kWeightBytes + static_cast<uint32_t>(i) * kOperandBytes;
+    }
+    __device__ uint32_t floats() const { return raw(2); }
+    __device__ uint32_t full(int stage) const {
+        return floats() + Rows * 4 * (2 * kMathWarps + 1) + static_cast<uint32_t>(stage) * 16;
+    }
+    __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
+    __device__ uint32_t query_full(int i) const { return full(stages) + static_cast<uint32_t>(i) * 16; }
+    __device__ uint32_t query_empty(int i) const { return query_full(i) + 8; }
 };
 
-// What lies in the workspace.
-struct Plan {
-    int32_t* unit_count;
-    int32_t* first_unit;  // [batch + 1]
-    Unit* units;
-    float* sums;     // [units, kv_heads, rows, 128]: not divided
-    float2* states;  // [units, kv_heads, rows]: maximum (log2), sum
-    int64_t bytes;
-};
-
-Plan make_plan(std::byte* workspace, int32_t batch, int64_t rows_of_unit, int32_t slots_max) {
-    const int32_t split_slots = decode_cuda_split_slots(slots_max);
-    const int64_t units = static_cast<int64_t>(batch) * ((slots_max + split_slots - 1) / split_slots);
-    Plan plan{};
-    const auto take = [&plan, workspace](int64_t bytes) {
-        std::byte* at = workspace + plan.bytes;
-        plan.bytes += (bytes + 255) / 256 * 256;
-        return at;
-    };
-    plan.unit_count = reinterpret_cast<int32_t*>(take(4));
-    plan.first_unit = reinterpret_cast<int32_t*>(take((batch + 1) * 4));
-    plan.units = reinterpret_cast<Unit*>(take(units * static_cast<int64_t>(sizeof(Unit))));
-    plan.sums = reinterpret_cast<float*>(take(units * rows_of_unit * kHeadDim * 4));
-    plan.states =
-        reinterpret_cast<float2*>(take(units * rows_of_unit * static_cast<int64_t>(sizeof(float2))));
-    return plan;
-}
-
-__global__ void __launch_bounds__(kPlanThreads)
-    plan_kernel(DecodePlanCudaArgs args, Plan plan, int split_slots) {
-    __shared__ int32_t warps[kPlanThreads / kWarp];
-    const int sequence = static_cast<int>(threadIdx.x);
-    const int lane = sequence % kWarp;
-    const int position = sequence < args.batch ? args.positions[sequence] : -1;
-    const int slots = position < 0 ? 0 : min(args.first_slot + position + args.q_len, args.slots_max);
-    const int splits = (slots + split_slots - 1) / split_slots;
-    int end = splits;
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-        const int other = __shfl_up_sync(kFullWarp, end, offset);
-        end += lane >= offset ? other : 0;
-    }
-    if (lane == kWarp - 1) {
-        warps[sequence / kWarp] = end;
-    }
-    __syncthreads();
-    for (int w = 0; w < sequence / kWarp; ++w) {
-        end += warps[w];
-    }
-    if (sequence < args.batch) {
-        plan.first_unit[sequence] = end - splits;
-        for (int split = 0; split < splits; ++split) {
-            plan.units[end - splits + split] = {sequence, split};
-        }
-    }
-    if (sequence == args.batch - 1) {
-        plan.first_unit[args.batch] = end;
-        *plan.unit_count = end;
-    }
-}
-
-struct KernelArgs {
-    DecodeCudaArgs decode;
-    Plan plan;
-    int32_t split_slots = 0;
-    int32_t group = 0;
-    int32_t rows = 0;  // group * q_len: row r = query r / group, head r % group of the group
-};
-
-template <bool Fp8>
-struct Ring {
-    static constexpr int kRowBytes = kHeadDim * (Fp8 ? 1 : 2);
-    static constexpr int kPieces = kRowBytes / 16;
-    static constexpr int kHalfBytes = kChunk * kRowBytes;  // K, then V
-    static constexpr int kStageBytes = 2 * kHalfBytes;
-    static constexpr int kStages = Fp8 ? 4 : 3;
-    static constexpr int kBytes = kWarps * kStages * kStageBytes;
-    // Where piece `piece` of slot `slot` lies, so that the eight lanes of one access phase meet all banks.
-    __device__ static __forceinline__ uint32_t k_place(int slot, int piece) {
-        return static_cast<uint32_t>(slot * kRowBytes + ((piece ^ ((slot & 1) << 2)) << 4));
-    }
-    __device__ static __forceinline__ uint32_t v_place(int slot, int piece) {
-        const int pair = (slot >> 1) & 3;
-        const int exchange = Fp8 ? pair << 1 : (pair & 1) | (pair & 2) << 1;
-        return static_cast<uint32_t>(kHalfBytes + slot * kRowBytes + ((piece ^ exchange) << 4));
-    }
-};
-
-// A unit for one KV head.
-struct Work {
-    Unit unit;
-    int32_t index = 0;  // of the unit
-    int32_t kv_head = 0;
-};
-
-// The slots of one unit.
-struct Range {
-    int32_t begin = 0;  // a multiple of 64
-    int32_t end = 0;    // one past the last slot that any query sees
-    int32_t first_slot = 0;
-};
-
-// Copies the warp's 16 slots from `slot` on; those outside the range become zeros.
-template <bool Fp8>
-__device__ __forceinline__ void load_chunk(const PagedKvCuda& kv, const std::byte* from, int slot,
-                                           const Range& range, uint32_t stage) {
-    using R = Ring<Fp8>;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const std::byte* k = from + kv.k_offset + lane * 16;
-    const std::byte* v = from + kv.v_offset + lane * 16;
-    const bool whole = slot >= range.first_slot && slot + kChunk <= range.end;
-#pragma unroll
-    for (int i = 0; i < kChunk * R::kPieces / kWarp; ++i) {
-        const int index = i * kWarp + lane;
-        const int at = index / R::kPieces;
-        const int piece = index % R::kPieces;
-        const int bytes = whole || (slot + at >= range.first_slot && slot + at < range.end) ? 16 : 0;
-        copy_async_16(stage + R::k_place(at, piece), k + i * kWarp * 16, bytes);
-        copy_async_16(stage + R::v_place(at, piece), v + i * kWarp * 16, bytes);
-    }
-}
-
-// A warp's online softmax state for 16 rows: lane (g, t) has rows g and g + 8.
-struct State {
-    float max[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};            // of this lane's columns
-    float out[kHeadDim / 8][4] = {};  // tile i: column g' = 2t + {0, 1} stands for dimension 16 g' + i
-};
-
-// Queries as the operands of the first product, in shared memory: [tile][step][lane]. Step s of the K
-// dimension covers, in lane t, four neighbouring dimensions. A warp makes two of the eight steps.
-template <bool Fp8, int Tiles>
-__device__ __forceinline__ void load_queries(const KernelArgs& args, int sequence, int kv_head,
-                                             uint4* queries) {
-    constexpr int kDims = Fp8 ? 16 : 8;  // of a 16-byte piece of K
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    const auto* base = static_cast<const __nv_bfloat16*>(args.decode.q);
-#pragma unroll
-    for (int i = 0; i < Tiles * 2; ++i) {
-        const int tile = i / 2;
-        const int step = warp * 2 + i % 2;
-        const int dim = (step / (kDims / 4) * 4 + lane % 4) * kDims + step % (kDims / 4) * 4;
-        uint2 halves[2] = {};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = tile * 16 + lane / 4 + 8 * half;
-            if (row < args.rows) {
-                const int64_t token = sequence * args.decode.plan.q_len + row / args.group;
-                const int head = kv_head * args.group + row % args.group;
-                uint2 raw = *reinterpret_cast<const uint2*>(base + token * args.decode.q_stride +
-                                                            head * kHeadDim + dim);
-                if constexpr (Fp8) {
-                    raw.x = pack_f16(low_bf16(raw.x), high_bf16(raw.x));
-                    raw.y = pack_f16(low_bf16(raw.y), high_bf16(raw.y));
-                }
-                halves[half] = raw;
-            }
-        }
-        queries[(tile * 8 + step) * kWarp + lane] =
-            make_uint4(halves[0].x, halves[1].x, halves[0].y, halves[1].y);
-    }
-}
-
-__device__ __forceinline__ void load_operand(const uint4* queries, int step, int lane, uint32_t (&q)[4]) {
-    const uint4 raw = queries[step * kWarp + lane];
-    q[0] = raw.x;
-    q[1] = raw.y;
-    q[2] = raw.z;
-    q[3] = raw.w;
-}
-
-template <bool Fp8>
-__device__ __forceinline__ void scores_of(const uint4* queries, uint32_t stage, int lane,
-                                          float (&scores)[2][4]) {
-    using R = Ring<Fp8>;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-        scores[c / 4][c % 4] = 0;
-    }
-#pragma unroll
-    for (int j = 0; j < R::kPieces / 4; ++j) {
-        const uint4 a = load_shared_16(stage + R::k_place(lane / 4, j * 4 + lane % 4));
-        const uint4 b = load_shared_16(stage + R::k_place(lane / 4 + 8, j * 4 + lane % 4));
-        const uint32_t words[2][4] = {{a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}};
-        constexpr int kSteps = Fp8 ? 4 : 2;
-#pragma unroll
-        for (int h = 0; h < kSteps; ++h) {
-            uint32_t q[4];
-            load_operand(queries, kSteps * j + h, lane, q);
-#pragma unroll
-            for (int tile = 0; tile < 2; ++tile) {
-                if constexpr (Fp8) {
-                    mma_16x8<true>(scores[tile], q, half_from_e4m3(words[tile][h]),
-                                   half_from_e4m3(words[tile][h] >> 16));
-                } else {
-                    mma_16x8<false>(scores[tile], q, words[tile][2 * h], words[tile][2 * h + 1]);
-                }
-            }
-        }
-    }
-}
-
-template <bool Fp8>
-__device__ __forceinline__ void add_values(const uint32_t (&p)[4], uint32_t stage, int lane, State& state) {
-    using R = Ring<Fp8>;
-    const int slot = lane % 4 * 2;
-#pragma unroll
-    for (int part = 0; part < R::kPieces / 8; ++part) {  // a lane's 16 dimensions: one piece (fp8) or two
-        const int piece = lane / 4 * (R::kPieces / 8) + part;
-        const uint4 a = load_shared_16(stage + R::v_place(slot, piece));
-        const uint4 b = load_shared_16(stage + R::v_place(slot + 1, piece));
-        const uint4 c = load_shared_16(stage + R::v_place(slot + 8, piece));
-        const uint4 d = load_shared_16(stage + R::v_place(slot + 9, piece));
-        const uint32_t words[4][4] = {
-            {a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}, {c.x, c.y, c.z, c.w}, {d.x, d.y, d.z, d.w}};
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-            if constexpr (Fp8) {
-                const uint32_t low01 = __byte_perm(words[0][w], words[1][w], 0x5140);
-                const uint32_t low23 = __byte_perm(words[0][w], words[1][w], 0x7362);
-                const uint32_t high01 = __byte_perm(words[2][w], words[3][w], 0x5140);
-                const uint32_t high23 = __byte_perm(words[2][w], words[3][w], 0x7362);
-                mma_16x8<true>(state.out[4 * w], p, half_from_e4m3(low01), half_from_e4m3(high01));
-                mma_16x8<true>(state.out[4 * w + 1], p, half_from_e4m3(low01 >> 16),
-                               half_from_e4m3(high01 >> 16));
-                mma_16x8<true>(state.out[4 * w + 2], p, half_from_e4m3(low23), half_from_e4m3(high23));
-                mma_16x8<true>(state.out[4 * w + 3], p, half_from_e4m3(low23 >> 16),
-                               half_from_e4m3(high23 >> 16));
-            } else {
-                mma_16x8<false>(state.out[8 * part + 2 * w], p, __byte_perm(words[0][w], words[1][w], 0x5410),
-                                __byte_perm(words[2][w], words[3][w], 0x5410));
-                mma_16x8<false>(state.out[8 * part + 2 * w + 1], p,
-                                __byte_perm(words[0][w], words[1][w], 0x7632),
-                                __byte_perm(words[2][w], words[3][w], 0x7632));
-            }
-        }
-    }
-}
-
-// Scores to probabilities, against the running maximum; p = the operand of the second product. Halves = 1:
-// only rows 0 to 7 exist.
-template <bool Fp8, int Halves>
-__device__ __forceinline__ void soften(float (&scores)[2][4], State& state, uint32_t (&p)[4]) {
-    p[1] = 0;
-    p[3] = 0;
-#pragma unroll
-    for (int half = 0; half < Halves; ++half) {
-        float max = fmaxf(fmaxf(scores[0][2 * half], scores[0][2 * half + 1]),
-                          fmaxf(scores[1][2 * half], scores[1][2 * half + 1]));
-        max = fmaxf(warp_reduce<4>(max, Max{}), state.max[half]);
-        const float base = max == -INFINITY ? 0.0f : max;
-        if (max > state.max[half]) {
-            const float factor = exp2_fast(state.max[half] - base);
-            state.max[half] = max;
-            state.sum[half] *= factor;
-#pragma unroll
-            for (int i = 0; i < kHeadDim / 8; ++i) {
-                state.out[i][2 * half] *= factor;
-                state.out[i][2 * half + 1] *= factor;
-            }
-        }
-#pragma unroll
-        for (int tile = 0; tile < 2; ++tile) {
-            const float low = exp2_fast(scores[tile][2 * half] - base);
-            const float high = exp2_fast(scores[tile][2 * half + 1] - base);
-            state.sum[half] += low + high;
-            p[2 * tile + half] = Fp8 ? pack_f16(low, high) : pack_bf16(low, high);
-        }
-    }
-}
-
-// The warp's states to shared memory: sums [warp][rows][128], states [warp][rows].
-template <int Tiles>
-__device__ __forceinline__ void publish(State (&states)[Tiles], int warp, int lane, float* sums,
-                                        float2* marks) {
-#pragma unroll
-    for (int tile = 0; tile < Tiles; ++tile) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = (warp * Tiles + tile) * 16 + lane / 4 + 8 * half;
-            const float sum = warp_reduce<4>(states[tile].sum[half], Sum{});
-            if (lane % 4 == 0) {
-                marks[row] = make_float2(states[tile].max[half], sum);
-            }
-            float* out = sums + row * kHeadDim + lane % 4 * 32;
-#pragma unroll
-            for (int side = 0; side < 2; ++side) {
-#pragma unroll
-                for (int i = 0; i < 16; i += 4) {
-                    const int c = 2 * half + side;
-                    *reinterpret_cast<float4*>(out + 16 * side + i) =
-                        make_float4(states[tile].out[i][c], states[tile].out[i + 1][c],
-                                    states[tile].out[i + 2][c], states[tile].out[i + 3][c]);
-                }
-            }
-        }
-    }
-}
-
-// Merges the warps' states; each thread has one dimension. A sequence of one split gets its result here.
-template <int Tiles>
-__device__ __forceinline__ void merge_warps(const KernelArgs& args, const Work& work, const float* sums,
-                                            const float2* marks) {
-    const Unit& unit = work.unit;
-    const int dim = static_cast<int>(threadIdx.x);
-    const bool last = args.plan.first_unit[unit.sequence + 1] - args.plan.first_unit[unit.sequence] == 1;
-    const float v_scale = args.decode.kv.v_scale;
-    for (int row = 0; row < args.rows; ++row) {
-        float max = -INFINITY;
-#pragma unroll
-        for (int warp = 0; warp < kWarps; ++warp) {
-            max = fmaxf(max, marks[warp * Tiles * 16 + row].x);
-        }
-        const float base = max == -INFINITY ? 0.0f : max;
-        float sum = 0;
-        float out = 0;
-#pragma unroll
-        for (int warp = 0; warp < kWarps; ++warp) {
-            const int at = warp * Tiles * 16 + row;
-            const float factor = exp2_fast(marks[at].x - base);
-            sum = fmaf(marks[at].y, factor, sum);
-            out = fmaf(sums[at * kHeadDim + dim], factor, out);
-        }
-        if (last) {
-            const int64_t token = unit.sequence * args.decode.plan.q_len + row / args.group;
-            const int head = work.kv_head * args.group + row % args.group;
-            static_cast<__nv_bfloat16*>(
-                args.decode.out)[token * args.decode.out_stride + head * kHeadDim + dim] =
-                __float2bfloat16_rn(out * v_scale / sum);
-        } else {
-            const int64_t at =
-                (static_cast<int64_t>(work.index) * args.decode.shape.kv_heads + work.kv_head) * args.rows +
-                row;
-            args.plan.sums[at * kHeadDim + dim] = out;
-            if (dim == 0) {
-                args.plan.states[at] = make_float2(max, sum);
-            }
-        }
-    }
-}
-
-// Hides what the rows of tile `tile` may not see. Slots run from `slot` on, the last query's last is `last`
-// - 1.
-__device__ __forceinline__ void hide(float (&scores)[2][4], const KernelArgs& args, int tile, int slot,
-                                     int last) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-        const int row = tile * 16 + lane / 4 + (c / 2 % 2) * 8;
-        const int at = slot + c / 4 * 8 + lane % 4 * 2 + c % 2;
-        const int limit = last - args.decode.plan.q_len + row / args.group;
-        const bool visible = at >= args.decode.plan.first_slot && at <= limit;
-        scores[c / 4][c % 4] = visible ? scores[c / 4][c % 4] : -INFINITY;
-    }
-}
-
-// One unit, this warp's part. Halves: groups of 8 rows.
-template <bool Fp8, int Halves>
-__device__ __forceinline__ void run_unit(const KernelArgs& args, const Work& work, uint32_t ring,
-                                         uint4* queries, State (&states)[(Halves + 1) / 2]) {
-    using R = Ring<Fp8>;
-    const Unit& unit = work.unit;
-    constexpr int kTiles = (Halves + 1) / 2;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    const DecodePlanCudaArgs& plan = args.decode.plan;
-    const PagedKvCuda& kv = args.decode.kv;
-    const int last = min(plan.first_slot + plan.positions[unit.sequence] + plan.q_len, plan.slots_max);
-    Range range{.begin = unit.split * args.split_slots, .first_slot = plan.first_slot};
-    range.end = min(range.begin + args.split_slots, last);
-    const int32_t* pages =
-        kv.page_tables + static_cast<int64_t>(unit.sequence) * kv.pages_max + range.begin / kPageSlots;
-    const int first = range.begin + warp * kChunk;
-    const int count = (range.end - first + kPageSlots - 1) / kPageSlots;  // <= 0: nothing for this warp
-    const std::byte* chunk = kv.pool + (work.kv_head * kPageSlots + warp * kChunk) * R::kRowBytes;
-    int page = count > 0 ? pages[0] : 0;  // read one iteration ahead of its use
-    const auto load = [&](int i, int stage) {
-        if (i < count) {
-            const std::byte* from = chunk + page * kv.page_stride;
-            page = i + 1 < count ? pages[i + 1] : 0;
-            load_chunk<Fp8>(kv, from, first + i * kPageSlots, range,
-                            ring + static_cast<uint32_t>(stage * R::kStageBytes));
-        }
-        copy_async_commit();
-    };
-    for (int i = 0; i < R::kStages - 1; ++i) {
-        load(i, i);
-    }
-    load_queries<Fp8, kTiles>(args, unit.sequence, work.kv_head, queries);
-    __syncthreads();
-    const float scale = args.decode.scale * kv.k_scale * kLog2E;
-    int free_stage = R::kStages - 1;
+// A place in the ring.
+struct Cursor {
     int stage = 0;
-    for (int i = 0; i < count; ++i) {
-        load(i + R::kStages - 1, free_stage);
-        copy_async_wait<R::kStages - 1>();
-        __syncwarp();
-        const uint32_t at = ring + static_cast<uint32_t>(stage * R::kStageBytes);
-        const int slot = first + i * kPageSlots;
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-            float scores[2][4];
-            scores_of<Fp8>(queries + tile * 8 * kWarp, at, lane, scores);
-#pragma unroll
-            for (int c = 0; c < 8; ++c) {
-                scores[c / 4][c % 4] *= scale;
-            }
-            if (slot < plan.first_slot || slot + kChunk - 1 > last - plan.q_len) {
-                hide(scores, args, tile, slot, last);
-            }
-            uint32_t p[4];
-            soften<Fp8, (Halves == 1 ? 1 : 2)>(scores, states[tile], p);
-            add_values<Fp8>(p, at, lane, states[tile]);
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance(int stages) {
+        stage += 1;
+        if (stage == stages) {
+            stage = 0;
+            parity ^= 1;
         }
-        __syncwarp();  // before the stage is written again
-        free_stage = stage;
-        stage = stage + 1 == R::kStages ? 0 : stage + 1;
     }
-    copy_async_wait<0>();
+};
+
+__device__ __forceinline__ void store_shared(uint32_t address, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, float2 value) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t a, uint32_t b) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ float2 load_shared_2(uint32_t address) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+    return value;
+}
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+// K or V of one head in one page; read once, so first to leave the L2 cache.
+__device__ __forceinline__ void copy_page(uint32_t to, const CUtensorMap* map, int head, int page,
+                                          uint32_t barrier) {
+    constexpr uint64_t kEvictFirst = 0x12F0000000000000;
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%2, %2, %2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(0), "r"(head), "r"(page), "r"(barrier), "l"(kEvictFirst)
+        : "memory");
 }
 
-// Blocks that one multiprocessor holds, by registers and shared memory.
-template <bool Fp8, int Halves>
-constexpr int kBlocksPerSm = Fp8 && Halves <= 2 ? 3 : 2;
+// The copying warp.
+template <bool Fp8, int Rows>
+class Producer {
+    using S = Shared<Fp8, Rows>;
 
-template <bool Fp8, int Halves>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm<Fp8, Halves>)
-    decode_kernel(const __grid_constant__ KernelArgs args) {
-    using R = Ring<Fp8>;
-    constexpr int kTiles = (Halves + 1) / 2;
-    extern __shared__ __align__(128) uint8_t shared_raw[];
-    __shared__ float2 marks[kWarps * kTiles * 16];
-    __shared__ uint4 queries[kTiles * 8 * kWarp];
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    const uint32_t ring =
-        shared_address(shared_raw) + static_cast<uint32_t>(warp * R::kStages * R::kStageBytes);
-    float* sums = reinterpret_cast<float*>(shared_raw);
-    const int end = *args.plan.unit_count * args.decode.shape.kv_heads;
-    for (int w = static_cast<int>(blockIdx.x); w < end; w += static_cast<int>(gridDim.x)) {
-        Work work{.index = w / args.decode.shape.kv_heads, .kv_head = w % args.decode.shape.kv_heads};
-        work.unit = args.plan.units[work.index];
-        State states[kTiles];
-        run_unit<Fp8, Halves>(args, work, ring, queries, states);
-        __syncthreads();  // all rings are free
-        publish<kTiles>(states, warp, lane, sums, marks);
-        __syncthreads();
-        merge_warps<kTiles>(args, work, sums, marks);
-        __syncthreads();
+  public:
+    __device__ Producer(const DecodeKernelArgs& args, const CUtensorMap* k, const CUtensorMap* v,
+                        const S& shared)
+        : args_(args), k_(k), v_(v), shared_(shared), lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+
+    __device__ __forceinline__ void run() {
+        DecodeWalk walk(args_, static_cast<int>(blockIdx.x));
+        DecodeWork work;
+        bool more = walk.next(work);
+        int32_t pages = more ? load_pages(work, work.piece.begin) : 0;
+        while (more) {
+            DecodeWork coming;
+            const bool more_comes = walk.next(coming);
+            const int32_t coming_pages = more_comes ? load_pages(coming, coming.piece.begin) : 0;
+            if (work.slots > 0) {
+                send_queries(work);
+                send_tiles(work, pages);
+            }
+            work = coming;
+            pages = coming_pages;
+            more = more_comes;
+        }
+    }
+
+  private:
+    // Of the tiles from `tile` on, one a lane.
+    __device__ __forceinline__ int32_t load_pages(const DecodeWork& work, int tile) const {
+        const PagedKvCuda& kv = args_.decode.kv;
+        const int32_t* table = kv.page_tables + static_cast<int64_t>(work.piece.sequence) * kv.pages_max;
+        return tile + lane_ < work.piece.end ? table[tile + lane_] : 0;
+    }
+    __device__ __forceinline__ void send_queries(const DecodeWork& work) {
+        const int at = queries_ & 1;
+        barrier_wait(shared_.query_empty(at), (queries_ >> 1 & 1) ^ 1);
+        const int rows = args_.rows.each;
+        if (lane_ == 0) {
+            barrier_arrive_expect(shared_.query_full(at), static_cast<uint32_t>(rows * kQueryBytes));
+        }
+        __syncwarp();
+        if (lane_ < rows) {
+            const int row = work.piece.head % args_.rows.parts * rows + lane_;
+            const int64_t token = work.piece.sequence * args_.decode.plan.q_len + row / args_.rows.group;
+            const int head = work.piece.head / args_.rows.parts * args_.rows.group + row % args_.rows.group;
+            copy_bulk(shared_.raw(at) + static_cast<uint32_t>(lane_ * kQueryBytes),
+                      static_cast<const std::byte*>(args_.decode.q) +
+                          (token * args_.decode.q_stride + head * kHeadDim) * 2,
+                      kQueryBytes, shared_.query_full(at));
+        }
+        queries_ += 1;
+    }
+    __device__ __forceinline__ void send_tiles(const DecodeWork& work, int32_t pages) {
+        const int head = work.piece.head / args_.rows.parts;
+        for (int tile = work.piece.begin; tile < work.piece.end; ++tile) {
+            const int i = (tile - work.piece.begin) % kWarp;
+            if (i == 0 && tile > work.piece.begin) {
+                pages = load_pages(work, tile);
+            }
+            const int32_t page = __shfl_sync(kFullWarp, pages, i);
+            send(k_, head, page);
+            send(v_, head, page);
+        }
+    }
+    __device__ __forceinline__ void send(const CUtensorMap* map, int head, int page) {
+        barrier_wait(shared_.empty(cursor_.stage), cursor_.parity ^ 1);
+        if (lane_ == 0) {
+            barrier_arrive_expect(shared_.full(cursor_.stage), S::kHalfBytes);
+            copy_page(shared_.half(cursor_.stage), map, head, page, shared_.full(cursor_.stage));
+        }
+        __syncwarp();
+        cursor_.advance(shared_.stages);
+    }
+
+    const DecodeKernelArgs& args_;
+    const CUtensorMap* k_;
+    const CUtensorMap* v_;
+    const S shared_;
+    const int lane_;
+    Cursor cursor_;
+    uint32_t queries_ = 0;
+};
+
+// The warpgroup that computes. In a product's sums, thread (warp w, lane 4 g + t) has rows 16 w + g and
+// 16 w + g + 8, columns 8 j + 2 t and the next: [4 j + {0, 1}] of the former row, [4 j + {2, 3}] of the
+// latter.
+template <bool Fp8, int Rows>
+class Consumer {
+    using S = Shared<Fp8, Rows>;
+    static constexpr int kBlocks = Rows / 8;  // of 8 columns
+    static constexpr int kSums = S::kColumns / 2;
+    static constexpr int kStepsOfScores = kHeadDim * (Fp8 ? 1 : 2) / kMmaStepBytes;
+    static constexpr int kStepsOfValues = kDecodeTileSlots * (Fp8 ? 1 : 2) / kMmaStepBytes;
+    static constexpr float kShift = Fp8 ? 8 : 0;  // probabilities are stored times 2^kShift
+    // Halves of the dimensions multiplied at once; one alone where both would need too many registers.
+    static constexpr int kHalves = Fp8 && Rows > 16 ? 1 : 2;
+
+  public:
+    __device__ Consumer(const DecodeKernelArgs& args, const S& shared)
+        : args_(args),
+          shared_(shared),
+          lane_(static_cast<int>(threadIdx.x) % kWarp),
+          warp_(static_cast<int>(threadIdx.x) / kWarp) {}
+
+    __device__ __forceinline__ void run() {
+        DecodeWalk walk(args_, static_cast<int>(blockIdx.x));
+        DecodeWork work;
+        while (walk.next(work)) {
+            if (work.slots == 0) {
+                write_empty(work.piece);
+                continue;
+            }
+            begin(work.piece);
+            for (int tile = work.piece.begin; tile < work.piece.end; ++tile) {
+                attend(work, tile * kDecodeTileSlots);
+            }
+            finish(work.piece);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void release(uint32_t barrier) const {
+        __syncwarp();
+        if (lane_ == 0) {
+            barrier_arrive(barrier);
+        }
+    }
+
+    // Queries to the operand of the first product, and the state of the softmax to its begin.
+    __device__ __forceinline__ void begin(const DecodePiece& piece) {
+        const int at = queries_ & 1;
+        barrier_wait(shared_.query_full(at), queries_ >> 1 & 1);
+        queries_ += 1;
+        const float scale = args_.decode.scale * args_.decode.kv.k_scale * kLog2E;
+#pragma unroll
+        for (int i = 0; i < Rows / 8; ++i) {
+            const int row = i * 8 + static_cast<int>(threadIdx.x) / 16;
+            const int piece16 = static_cast<int>(threadIdx.x) % 16;
+            uint4 raw =
+                load_shared_16(shared_.raw(at) + static_cast<uint32_t>(row * kQueryBytes + piece16 * 16));
+            if (row >= args_.rows.each) {
+                raw = make_uint4(0, 0, 0, 0);
+            }
+            store_queries(raw, row, piece16, scale);
+        }
+        release(shared_.query_empty(at));
+        fence_proxy_async();
+        group_barrier(kMathBarrier, kMathThreads);
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+            const float2 scales =
+                Fp8 ? load_shared_2(scales_at(8 * j + lane_ % 4 * 2)) : make_float2(scale, scale);
+            scale_[j][0] = scales.x;
+            scale_[j][1] = scales.y;
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                base_[j][c] = -INFINITY;
+                sum_[j][c] = 0;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < Rows; ++i) {
+            out_[i / (Rows / 2)][i % (Rows / 2)] = 0;
+        }
+        (void)piece;
+    }
+    __device__ __forceinline__ void store_queries(const uint4& raw, int row, int piece16, float scale) const {
+        if constexpr (Fp8) {
+            const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+            float values[8];
+            float most = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                values[i] = i % 2 == 0 ? low_bf16(words[i / 2]) : high_bf16(words[i / 2]);
+                most = fmaxf(most, fabsf(values[i]));
+            }
+            most = warp_reduce<16>(most, Max{});
+            // 2^up takes the largest to [128, 256).
+            const int up = 7 - min(max(static_cast<int>(__float_as_uint(most) >> 23) - 127, -100), 100);
+            const float factor = __uint_as_float(static_cast<uint32_t>(up + 127) << 23);
+            uint32_t high[2], low[2];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                values[i] *= factor;
+            }
+            split(values[0], values[1], values[2], values[3], high[0], low[0]);
+            split(values[4], values[5], values[6], values[7], high[1], low[1]);
+            const uint32_t inside = static_cast<uint32_t>(piece16 % 2 * 8);
+            store_shared(shared_.operand() + swizzle_128(row, piece16 / 2) + inside, high[0], high[1]);
+            store_shared(shared_.operand() + swizzle_128(Rows + row, piece16 / 2) + inside, low[0], low[1]);
+            if (piece16 == 0) {
+                store_shared(scales_at(row), scale * __uint_as_float(static_cast<uint32_t>(127 - up) << 23));
+            }
+        } else {
+            const uint32_t block = static_cast<uint32_t>(piece16 / 8 * Rows * kSwizzleRowBytes);
+            store_shared_16(shared_.operand() + block + swizzle_128(row, piece16 % 8), raw);
+        }
+    }
+    // Four values as two e4m3 terms.
+    __device__ static __forceinline__ void split(float a, float b, float c, float d, uint32_t& high,
+                                                 uint32_t& low) {
+        high = pack_e4m3x4(a, b, c, d);
+        const float2 ab = unpack_e4m3(static_cast<uint16_t>(high));
+        const float2 cd = unpack_e4m3(static_cast<uint16_t>(high >> 16));
+        low = pack_e4m3x4((a - ab.x) * kLowTerm, (b - ab.y) * kLowTerm, (c - cd.x) * kLowTerm,
+                          (d - cd.y) * kLowTerm);
+    }
+
+    __device__ __forceinline__ uint32_t scales_at(int row) const {
+        return shared_.floats() + static_cast<uint32_t>((2 * kMathWarps * Rows + row) * 4);
+    }
+    __device__ __forceinline__ uint32_t maxima_at(int warp, int row) const {
+        return shared_.floats() + static_cast<uint32_t>((warp * Rows + row) * 4);
+    }
+    __device__ __forceinline__ uint32_t sums_at(int warp, int row) const {
+        return maxima_at(kMathWarps + warp, row);
+    }
+
+    // One tile, from slot `slot` on.
+    __device__ __forceinline__ void attend(const DecodeWork& work, int slot) {
+        const DecodePlanCudaArgs& plan = args_.decode.plan;
+        const bool edge = slot < plan.first_slot || slot + kDecodeTileSlots > work.slots - plan.q_len + 1;
+        const Cursor key = cursor_;
+        cursor_.advance(shared_.stages);
+        const Cursor value = cursor_;
+        cursor_.advance(shared_.stages);
+        const uint32_t values = shared_.half(value.stage);
+
+        float scores[kSums];
+        barrier_wait(shared_.full(key.stage), key.parity);
+        multiply_keys(shared_.half(key.stage), scores);
+        barrier_wait(shared_.full(value.stage), value.parity);
+        if (edge) {
+            clear_values(work, slot, values);
+        }
+        uint32_t turned[kHalves][2][4];
+        if constexpr (Fp8 && kHalves == 2) {
+            turn_values(values, 0, turned);
+        }
+        mma_wait<0>();
+        mma_pin(scores);
+        release(shared_.empty(key.stage));
+
+        float weights[kBlocks][4];
+        scale_scores(scores, weights);
+        if (edge) {
+            hide(work, slot, weights);
+        }
+        float factors[kBlocks][2];
+        soften(weights, factors);
+        fence_proxy_async();
+        group_barrier(kMathBarrier, kMathThreads);
+
+#pragma unroll
+        for (int first = 0; first < 2; first += kHalves) {
+            if constexpr (Fp8 && kHalves == 1) {
+                turn_values(values, first, turned);
+            }
+            add_values(values, first, turned, factors);
+        }
+        release(shared_.empty(value.stage));
+    }
+
+    __device__ __forceinline__ void multiply_keys(uint32_t keys, float (&scores)[kSums]) const {
+        mma_begin();
+#pragma unroll
+        for (int s = 0; s < kStepsOfScores; ++s) {
+            const auto inside = static_cast<uint32_t>(s % 4 * kMmaStepBytes);
+            const uint64_t a = mma_descriptor(
+                keys + static_cast<uint32_t>(s / 4 * kDecodeTileSlots * kSwizzleRowBytes) + inside);
+            const uint64_t b = mma_descriptor(
+                shared_.operand() + static_cast<uint32_t>(s / 4 * Rows * kSwizzleRowBytes) + inside);
+            if constexpr (Fp8) {
+                mma_fp8(scores, a, b, s > 0);
+            } else {
+                mma_bf16<false>(scores, a, b, s > 0);
+            }
+        }
+        mma_commit();
+    }
+
+    // Zeros where no query looks: what lies there may be NaN.
+    __device__ __forceinline__ void clear_values(const DecodeWork& work, int slot, uint32_t values) const {
+        constexpr int kPieces = S::kHalfBytes / kMathThreads / 16;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            const int index = i * kMathThreads + static_cast<int>(threadIdx.x);
+            const int at = slot + index / (kSwizzleRowBytes / 16) % kDecodeTileSlots;
+            if (at < args_.decode.plan.first_slot || at >= work.slots) {
+                store_shared_16(values + static_cast<uint32_t>(index * 16), make_uint4(0, 0, 0, 0));
+            }
+        }
+        fence_proxy_async();
+        group_barrier(kMathBarrier, kMathThreads);
+    }
+
+    // V^T as the first operand of m64nNk32, from half `first` on: [half p][step][register]. Row g of half p
+    // is dimension 32 w + 16 p + 2 g, row g + 8 the next one. Position 16 h + 2 i + e along the slots is slot
+    // 16 h + i + 8 e.
+    __device__ __forceinline__ void turn_values(uint32_t values, int first,
+                                                uint32_t (&turned)[kHalves][2][4]) const {
+#pragma unroll
+        for (int p = 0; p < kHalves; ++p) {
+#pragma unroll
+            for (int s = 0; s < 2; ++s) {
+                uint32_t pairs[4];
+                load_transposed(values + swizzle_128(32 * s + lane_, 2 * warp_ + first + p), pairs);
+                turned[p][s][0] = __byte_perm(pairs[0], pairs[1], 0x6240);
+                turned[p][s][1] = __byte_perm(pairs[0], pairs[1], 0x7351);
+                turned[p][s][2] = __byte_perm(pairs[2], pairs[3], 0x6240);
+                turned[p][s][3] = __byte_perm(pairs[2], pairs[3], 0x7351);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void scale_scores(const float (&scores)[kSums],
+                                                 float (&weights)[kBlocks][4]) const {
+#pragma unroll
+        for (int i = 0; i < Rows / 2; ++i) {
+            float score = scores[i];
+            if constexpr (Fp8) {
+                score = fmaf(scores[Rows / 2 + i], 1 / kLowTerm, score);
+            }
+            weights[i / 4][i % 4] = score * scale_[i / 4][i % 2];
+        }
+    }
+
+    __device__ __forceinline__ void hide(const DecodeWork& work, int slot,
+                                         float (&weights)[kBlocks][4]) const {
+        const DecodePlanCudaArgs& plan = args_.decode.plan;
+        const int first_row = work.piece.head % args_.rows.parts * args_.rows.each;
+#pragma unroll
+        for (int i = 0; i < Rows / 2; ++i) {
+            const int row = first_row + i / 4 * 8 + lane_ % 4 * 2 + i % 2;
+            const int at = slot + warp_ * 16 + lane_ / 4 + i % 4 / 2 * 8;
+            const int limit = work.slots - plan.q_len + row / args_.rows.group;
+            const bool visible = at >= plan.first_slot && at <= limit;
+            weights[i / 4][i % 4] = visible ? weights[i / 4][i % 4] : -INFINITY;
+        }
+    }
+
+    // Scores to probabilities, against the running maximum of all slots, and to shared memory as P^T.
+    __device__ __forceinline__ void soften(float (&weights)[kBlocks][4], float (&factors)[kBlocks][2]) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+            float2 most =
+                make_float2(fmaxf(weights[j][0], weights[j][2]), fmaxf(weights[j][1], weights[j][3]));
+#pragma unroll
+            for (int offset = 4; offset < kWarp; offset *= 2) {
+                most.x = fmaxf(most.x, __shfl_xor_sync(kFullWarp, most.x, offset));
+                most.y = fmaxf(most.y, __shfl_xor_sync(kFullWarp, most.y, offset));
+            }
+            if (lane_ < 4) {
+                store_shared(maxima_at(warp_, 8 * j + 2 * lane_), most);
+            }
+        }
+        group_barrier(kMathBarrier, kMathThreads);
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+            float most[2] = {base_[j][0], base_[j][1]};
+#pragma unroll
+            for (int w = 0; w < kMathWarps; ++w) {
+                const float2 other = load_shared_2(maxima_at(w, 8 * j + lane_ % 4 * 2));
+                most[0] = fmaxf(most[0], other.x);
+                most[1] = fmaxf(most[1], other.y);
+            }
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const float base = most[c] == -INFINITY ? 0.0f : most[c];
+                factors[j][c] = exp2_fast(base_[j][c] - base);
+                base_[j][c] = most[c];
+                weights[j][c] = exp2_fast(weights[j][c] - (base - kShift));
+                weights[j][c + 2] = exp2_fast(weights[j][c + 2] - (base - kShift));
+                sum_[j][c] = fmaf(sum_[j][c], factors[j][c], weights[j][c] + weights[j][c + 2]);
+            }
+            store_weights(weights[j], j);
+        }
+    }
+    __device__ __forceinline__ void store_weights(const float (&p)[4], int j) const {
+        const int row = j * 8 + lane_ % 8;
+        if constexpr (Fp8) {
+            uint32_t high, low;
+            split(p[0], p[2], p[1], p[3], high, low);
+            store_transposed_2(shared_.weights() + swizzle_128(lane_ / 8 % 2 * Rows + row, warp_), high, low);
+        } else {
+            store_transposed_2(shared_.weights() + swizzle_128(row, 2 * warp_ + lane_ / 8 % 2),
+                               pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]));
+        }
+    }
+
+    // O^T = O^T * factors + V^T P^T, for the halves from `first` on.
+    __device__ __forceinline__ void add_values(uint32_t values, int first,
+                                               const uint32_t (&turned)[kHalves][2][4],
+                                               const float (&factors)[kBlocks][2]) {
+        float products[kHalves][kSums];
+        mma_begin();
+#pragma unroll
+        for (int p = 0; p < kHalves; ++p) {
+#pragma unroll
+            for (int s = 0; s < kStepsOfValues; ++s) {
+                const uint64_t b =
+                    mma_descriptor(shared_.weights() + static_cast<uint32_t>(s * kMmaStepBytes));
+                if constexpr (Fp8) {
+                    mma_fp8(products[p], turned[p][s], b, s > 0);
+                } else {
+                    const int offset = ((first + p) * kDecodeTileSlots + s * 16) * kSwizzleRowBytes;
+                    mma_bf16<true>(products[p],
+                                   mma_descriptor_transposed(values + static_cast<uint32_t>(offset), 1024), b,
+                                   s > 0);
+                }
+            }
+        }
+        mma_commit();
+        mma_wait<0>();
+#pragma unroll
+        for (int p = 0; p < kHalves; ++p) {
+            mma_pin(products[p]);
+#pragma unroll
+            for (int i = 0; i < Rows / 2; ++i) {
+                float product = products[p][i];
+                if constexpr (Fp8) {
+                    product = fmaf(products[p][Rows / 2 + i], 1 / kLowTerm, product);
+                }
+                out_[first + p][i] = fmaf(out_[first + p][i], factors[i / 4][i % 2], product);
+            }
+        }
+    }
+
+    // The dimension of out_[p][.. 0 and 1]; that of [.. 2 and 3] is kNextDim further.
+    static constexpr int kNextDim = Fp8 ? 1 : 8;
+    __device__ __forceinline__ int dim_of(int p) const {
+        return Fp8 ? warp_ * 32 + p * 16 + lane_ / 4 * 2 : p * 64 + warp_ * 16 + lane_ / 4;
+    }
+
+    // The piece's sums over all threads, and its result to where it belongs.
+    __device__ __forceinline__ void finish(const DecodePiece& piece) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+            for (int offset = 4; offset < kWarp; offset *= 2) {
+                sum_[j][0] += __shfl_xor_sync(kFullWarp, sum_[j][0], offset);
+                sum_[j][1] += __shfl_xor_sync(kFullWarp, sum_[j][1], offset);
+            }
+            if (lane_ < 4) {
+                store_shared(sums_at(warp_, 8 * j + 2 * lane_), make_float2(sum_[j][0], sum_[j][1]));
+            }
+        }
+        group_barrier(kMathBarrier, kMathThreads);
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+            float2 sum = make_float2(0, 0);
+#pragma unroll
+            for (int w = 0; w < kMathWarps; ++w) {
+                const float2 other = load_shared_2(sums_at(w, 8 * j + lane_ % 4 * 2));
+                sum.x += other.x;
+                sum.y += other.y;
+            }
+            write_row<0>(piece, j, sum.x);
+            write_row<1>(piece, j, sum.y);
+        }
+    }
+    // Column 8 j + 2 t + c.
+    template <int C>
+    __device__ __forceinline__ void write_row(const DecodePiece& piece, int j, float sum) const {
+        const int row = 8 * j + lane_ % 4 * 2 + C;
+        if (row >= args_.rows.each) {
+            return;
+        }
+        const bool marks = warp_ == 0 && lane_ < 4;
+        if (piece.slot >= 0) {
+            const int64_t at = static_cast<int64_t>(piece.slot) * args_.rows.each + row;
+            float* to = args_.layout.sums + at * kHeadDim;
+#pragma unroll
+            for (int p = 0; p < 2; ++p) {
+                to[dim_of(p)] = out_[p][4 * j + C];
+                to[dim_of(p) + kNextDim] = out_[p][4 * j + C + 2];
+            }
+            if (marks) {
+                args_.layout.states[at] = make_float2(base_[j][C] - kShift, sum);
+            }
+            return;
+        }
+        const float factor = args_.decode.kv.v_scale / sum;
+        const int64_t place = output_place(piece, row);
+        auto* to = static_cast<__nv_bfloat16*>(args_.decode.out) + place;
+#pragma unroll
+        for (int p = 0; p < 2; ++p) {
+            to[dim_of(p)] = __float2bfloat16_rn(out_[p][4 * j + C] * factor);
+            to[dim_of(p) + kNextDim] = __float2bfloat16_rn(out_[p][4 * j + C + 2] * factor);
+        }
+        if (marks && args_.decode.lse != nullptr) {
+            args_.decode.lse[lse_place(piece, row)] = (base_[j][C] - kShift + log2f(sum)) * kLn2;
+        }
+    }
+    __device__ __forceinline__ int64_t token_of(const DecodePiece& piece, int row) const {
+        const int of_head = piece.head % args_.rows.parts * args_.rows.each + row;
+        return piece.sequence * args_.decode.plan.q_len + of_head / args_.rows.group;
+    }
+    __device__ __forceinline__ int head_of(const DecodePiece& piece, int row) const {
+        const int of_head = piece.head % args_.rows.parts * args_.rows.each + row;
+        return piece.head / args_.rows.parts * args_.rows.group + of_head % args_.rows.group;
+    }
+    __device__ __forceinline__ int64_t output_place(const DecodePiece& piece, int row) const {
+        return token_of(piece, row) * args_.decode.out_stride + head_of(piece, row) * kHeadDim;
+    }
+    __device__ __forceinline__ int64_t lse_place(const DecodePiece& piece, int row) const {
+        return token_of(piece, row) * args_.decode.plan.shape.q_heads + head_of(piece, row);
+    }
+    __device__ __forceinline__ void write_empty(const DecodePiece& piece) const {
+        for (int row = 0; row < args_.rows.each; ++row) {
+            static_cast<__nv_bfloat16*>(args_.decode.out)[output_place(piece, row) + threadIdx.x] =
+                __float2bfloat16_rn(0);
+            if (threadIdx.x == 0 && args_.decode.lse != nullptr) {
+                args_.decode.lse[lse_place(piece, row)] = -INFINITY;
+            }
+        }
+    }
+
+    const DecodeKernelArgs& args_;
+    const S shared_;
+    const int lane_;
+    const int warp_;
+    Cursor cursor_;
+    uint32_t queries_ = 0;
+    float scale_[kBlocks][2];
+    float base_[kBlocks][2];  // the maximum so far, log2
+    float sum_[kBlocks][2];   // of this thread's slots
+    float out_[2][Rows / 2];
+};
+
+template <bool Fp8, int Rows>
+__global__ void __launch_bounds__(kThreads, Rows <= 16 ? 3 : 2)
+    decode_kernel(const __grid_constant__ DecodeKernelArgs args, const __grid_constant__ CUtensorMap k,
+                  const __grid_constant__ CUtensorMap v, int stages) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const Shared<Fp8, Rows> shared{shared_address(memory), stages};
+    if (threadIdx.x == 0) {
+        prefetch_map(&k);
+        prefetch_map(&v);
+        for (int stage = 0; stage < stages; ++stage) {
+            barrier_init(shared.full(stage), 1);
+            barrier_init(shared.empty(stage), kMathWarps);
+        }
+        for (int i = 0; i < 2; ++i) {
+            barrier_init(shared.query_full(i), 1);
+            barrier_init(shared.query_empty(i), kMathWarps);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    if (threadIdx.x >= kMathThreads) {
+        Producer<Fp8, Rows>(args, &k, &v, shared).run();
+    } else {
+        Consumer<Fp8, Rows>(args, shared).run();
     }
 }
 
-// Merges the splits of one (query, head) a warp, in ascending order; writes zeros for empty rows.
-__global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant__ KernelArgs args) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int head = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
-    const int token = static_cast<int>(blockIdx.y);
-    const int sequence = token / args.decode.plan.q_len;
-    const int first = args.plan.first_unit[sequence];
-    const int end = args.plan.first_unit[sequence + 1];
-    if (head >= args.decode.shape.q_heads || end - first == 1) {
-        return;
-    }
-    const int row = token % args.decode.plan.q_len * args.group + head % args.group;
-    const auto place = [&](int unit) {
-        return (static_cast<int64_t>(unit) * args.decode.shape.kv_heads + head / args.group) * args.rows +
-               row;
-    };
-    float max = -INFINITY;
-    for (int unit = first + lane; unit < end; unit += kWarp) {
-        max = fmaxf(max, args.plan.states[place(unit)].x);
-    }
-    max = warp_reduce(max, Max{});
-    float sum = 0;
-    float out[4] = {};
-    for (int unit = first; unit < end; ++unit) {
-        const float2 state = args.plan.states[place(unit)];
-        const float factor = exp2_fast(state.x - max);
-        const float4 part =
-            *reinterpret_cast<const float4*>(args.plan.sums + place(unit) * kHeadDim + lane * 4);
-        sum = fmaf(state.y, factor, sum);
-        out[0] = fmaf(part.x, factor, out[0]);
-        out[1] = fmaf(part.y, factor, out[1]);
-        out[2] = fmaf(part.z, factor, out[2]);
-        out[3] = fmaf(part.w, factor, out[3]);
-    }
-    const float v_scale = args.decode.kv.v_scale;
-    const float factor = end > first ? v_scale / sum : 0.0f;
-    auto* to = static_cast<__nv_bfloat16*>(args.decode.out) + token * args.decode.out_stride +
-               head * kHeadDim + lane * 4;
-    *reinterpret_cast<uint2*>(to) =
-        make_uint2(pack_bf16(out[0] * factor, out[1] * factor), pack_bf16(out[2] * factor, out[3] * factor));
-}
-
-template <bool Fp8, int Halves>
-void launch_halves(cudaStream_t stream, const KernelArgs& args) {
-    constexpr int kBytes = std::max(Ring<Fp8>::kBytes, kWarps * (Halves + 1) / 2 * 16 * kHeadDim * 4);
-    cuda_check(cudaFuncSetAttribute(decode_kernel<Fp8, Halves>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    kBytes));
-    decode_kernel<Fp8, Halves><<<static_cast<unsigned>(args.decode.sm_count * kBlocksPerSm<Fp8, Halves>),
-                                 kThreads, kBytes, stream>>>(args);
-    cuda_check_launch();
+template <bool Fp8, int Rows>
+void launch_rows(cudaStream_t stream, const DecodeKernelArgs& args) {
+    // A multiprocessor has 228 KiB, and each block takes 1 KiB beside what it asks for.
+    constexpr int kSharedOfSm = 228 * 1024;
+    const int available = kSharedOfSm / args.decode.plan.blocks_per_sm - 1024;
+    const int stages = Shared<Fp8, Rows>::stages_that_fit(std::min(available, 227 * 1024));
+    const int bytes = Shared<Fp8, Rows>::bytes(stages);
+    const PagedKvCuda& kv = args.decode.kv;
+    const int64_t heads = args.decode.plan.shape.kv_heads;
+    cuda_check(
+        cudaFuncSetAttribute(decode_kernel<Fp8, Rows>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    cuda_check(launch_dependent(
+        decode_kernel<Fp8, Rows>, dim3(static_cast<unsigned>(args.layout.bin_count)), kThreads, bytes, stream,
+        args, make_page_map(kv.pool + kv.k_offset, kv.dtype, heads, kv.page_stride),
+        make_page_map(kv.pool + kv.v_offset, kv.dtype, heads, kv.page_stride), stages));
 }
 
 template <bool Fp8>
-void launch_decode(cudaStream_t stream, const KernelArgs& args) {
-    if (args.rows <= 8) {
-        launch_halves<Fp8, 1>(stream, args);
-    } else if (args.rows <= 16) {
-        launch_halves<Fp8, 2>(stream, args);
+void launch_decode(cudaStream_t stream, const DecodeKernelArgs& args) {
+    if (args.rows.each <= 8) {
+        launch_rows<Fp8, 8>(stream, args);
+    } else if (args.rows.each <= 16) {
+        launch_rows<Fp8, 16>(stream, args);
     } else {
-        launch_halves<Fp8, 4>(stream, args);
+        launch_rows<Fp8, 32>(stream, args);
     }
 }
 
@@ -558,49 +712,17 @@ void launch_decode(cudaStream_t stream, const KernelArgs& args) {
 
 namespace tessera {
 
-int32_t decode_cuda_split_slots(int32_t slots_max) {
-    const int32_t slots = (slots_max + cuda::kSplitsMax - 1) / cuda::kSplitsMax;
-    return std::max(cuda::kSplitSlotsMin,
-                    (slots + cuda::kPageSlots - 1) / cuda::kPageSlots * cuda::kPageSlots);
-}
-
-int64_t decode_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t batch_max, int32_t q_len,
-                                    int32_t slots_max) {
-    return cuda::make_plan(nullptr, batch_max, int64_t{shape.q_heads} * q_len, slots_max).bytes;
-}
-
-void decode_plan_cuda(cudaStream_t stream, const DecodePlanCudaArgs& args) {
-    check(args.batch >= 1 && args.batch <= cuda::kPlanThreads, "attention decode: 1 to 1024 sequences");
-    // The lists come before what depends on the heads.
-    const cuda::Plan plan = cuda::make_plan(args.workspace, args.batch, 1, args.slots_max);
-    cuda::plan_kernel<<<1, cuda::kPlanThreads, 0, stream>>>(args, plan,
-                                                            decode_cuda_split_slots(args.slots_max));
-    cuda_check_launch();
-}
-
 void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args) {
-    const int32_t group = args.shape.q_heads / args.shape.kv_heads;
-    const int32_t rows = group * args.plan.q_len;
-    check(rows >= 1 && rows <= 32 && group * args.shape.kv_heads == args.shape.q_heads,
-          "attention decode: at most 32 queries times heads for each KV head");
-    check(args.sm_count >= 1, "attention decode: needs the device's number of multiprocessors");
-    const int64_t rows_of_unit = int64_t{args.shape.q_heads} * args.plan.q_len;
-    const cuda::KernelArgs kernel_args{
-        .decode = args,
-        .plan = cuda::make_plan(args.plan.workspace, args.plan.batch, rows_of_unit, args.plan.slots_max),
-        .split_slots = decode_cuda_split_slots(args.plan.slots_max),
-        .group = group,
-        .rows = rows};
+    const cuda::DecodeKernelArgs kernel_args{.decode = args,
+                                             .layout = cuda::make_decode_layout(args.plan),
+                                             .rows = cuda::make_decode_rows(args.plan)};
     if (args.kv.dtype == DType::kFloat8E4M3) {
         cuda::launch_decode<true>(stream, kernel_args);
     } else {
         check(args.kv.dtype == DType::kBFloat16, "attention decode: KV in bfloat16 or e4m3");
         cuda::launch_decode<false>(stream, kernel_args);
     }
-    const dim3 grid(static_cast<unsigned>((args.shape.q_heads + cuda::kWarps - 1) / cuda::kWarps),
-                    static_cast<unsigned>(args.plan.batch * args.plan.q_len));
-    cuda::combine_kernel<<<grid, cuda::kThreads, 0, stream>>>(kernel_args);
-    cuda_check_launch();
+    cuda::launch_decode_combine(stream, kernel_args);
 }
 
 }  // namespace tessera

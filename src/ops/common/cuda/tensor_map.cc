@@ -41,4 +41,29 @@ CUtensorMap make_tensor_map(const void* data, DType dtype, int64_t rows, int64_t
     return map;
 }
 
+CUtensorMap make_page_map(const void* data, DType dtype, int64_t heads, int64_t page_stride) {
+    check(dtype == DType::kBFloat16 || dtype == DType::kFloat8E4M3, "page map: bfloat16 or e4m3 only");
+    check(reinterpret_cast<uintptr_t>(data) % 16 == 0 && page_stride % 16 == 0,
+          "page map: the data and every page must begin at a multiple of 16 bytes");
+    constexpr int64_t kSlots = 64;
+    const int64_t row_bytes = 128 * dtype_size(dtype);
+    const auto type =
+        dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const auto box_columns = static_cast<cuuint32_t>(kBoxBytes / dtype_size(dtype));
+    const auto halves = static_cast<cuuint32_t>(row_bytes / kBoxBytes);
+    constexpr cuuint64_t kPagesMax = 0x7FFFFFFF;  // page tables say which exist
+    const cuuint64_t sizes[5] = {box_columns, kSlots, halves, static_cast<cuuint64_t>(heads), kPagesMax};
+    const cuuint64_t strides[4] = {static_cast<cuuint64_t>(row_bytes), kBoxBytes,
+                                   static_cast<cuuint64_t>(kSlots * row_bytes),
+                                   static_cast<cuuint64_t>(page_stride)};
+    const cuuint32_t box[5] = {box_columns, kSlots, halves, 1, 1};
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    CUtensorMap map;
+    const CUresult result = find_encoder()(
+        &map, type, 5, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    check(result == CUDA_SUCCESS, "page map: the driver refused the pool");
+    return map;
+}
+
 }  // namespace tessera::cuda
