@@ -128,6 +128,22 @@ def check_teacher_forced(tessera, cases, checks):
     )
 
 
+def check_long(tessera, cases, checks):
+    """The listed positions of a prompt of 30K tokens: the most probable token, where the reference is sure of it."""
+    for case in cases:
+        row = tessera.with_ids("score", [case["prompt_ids"]], "--top", 16)[0]
+        sure = wrong = 0
+        largest = 0.0
+        for position, ids, logprobs in zip(case["positions"], case["top_ids"], case["top_logprobs"]):
+            ours = dict(zip(row["top_ids"][position], row["top_logprobs"][position]))
+            largest = max(largest, *(abs(ours.get(i, -99.0) - value) for i, value in zip(ids[:2], logprobs)))
+            sure += logprobs[0] - logprobs[1] > MARGIN_MIN
+            wrong += logprobs[0] - logprobs[1] > MARGIN_MIN and row["top_ids"][position][0] != ids[0]
+        nll = -np.mean(row["token_logprobs"][1:])
+        text = f"{case['name']}: {wrong} of {sure} sure positions wrong, top two log-probabilities within {largest:.3f}"
+        checks.check(not wrong, f"{text}; mean NLL {nll:.5f}, reference {case['nll_mean']:.5f}")
+
+
 def check_generate(tessera, cases, checks):
     cases = [case for case in cases if case.get("greedy_ids")]
     rows = tessera.with_ids("generate", [case["prompt_ids"] for case in cases], "--temperature", 0, "--max-tokens", 200)
@@ -209,10 +225,11 @@ def main():
     cases = [case for case in every if len(case["prompt_ids"]) < LONG_CASE_TOKENS]
     check_last_positions(tessera, cases, checks, not arguments.report_only)
     check_mtp(tessera, cases, checks, not arguments.report_only)
-    greedy = every if arguments.recall else cases
+    if arguments.recall:
+        check_long(tessera, [case for case in every if case not in cases], checks)
     if not arguments.report_only:
-        check_teacher_forced(tessera, greedy, checks)
-        check_generate(tessera, greedy, checks)
+        check_teacher_forced(tessera, cases, checks)
+        check_generate(tessera, cases, checks)
     own = check_eval(tessera, SHORT_SETS + (RECALL_SETS if arguments.recall else []), checks)
     check_serve(tessera, checks)
     if arguments.fp8:
