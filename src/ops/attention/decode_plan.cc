@@ -16,7 +16,7 @@ std::vector<DecodeBin> plan_decode(const DecodeBatch& batch) {
     for (int32_t bin = 0; bin <= batch.bins; ++bin) {
         const int64_t at = decode_cut(line, used, bin);
         if (at == line) {
-            plan.push_back({sequences, 0, 0, 0});
+            plan.push_back({sequences, 0, 0});
             continue;
         }
         const auto after = std::upper_bound(begins.begin(), begins.end(), at);
@@ -26,12 +26,10 @@ std::vector<DecodeBin> plan_decode(const DecodeBatch& batch) {
         const auto inside = static_cast<int32_t>(at - begins[static_cast<size_t>(sequence)]);
         const DecodeCut cut{sequence, inside / cost, tiles, inside % cost};
         plan.push_back(decode_bin_at(batch.split, batch.heads, cut));
-        // The bin before begins this item, if it does not begin inside of it.
         if (bin > 0 && batch.split == DecodeSplit::kBalanced && plan.back().tile > 0) {
-            DecodeBin& before = plan[static_cast<size_t>(bin) - 1];
-            if (before.sequence != sequence || before.head != cut.head || before.tile == 0) {
-                before.merged = decode_last_bin(line, used, at - cut.offset + cost) - bin + 2;
-            }
+            const int64_t begin = at - cut.offset;
+            decode_number_pieces({line, used, begin, begin + cost}, bin - 1,
+                                 plan[static_cast<size_t>(bin) - 1]);
         }
     }
     return plan;

@@ -35,8 +35,10 @@ struct alignas(16) DecodeBin {
     int32_t sequence = 0;  // where the bin begins; it ends where the next begins
     int32_t head = 0;
     int32_t tile = 0;
-    // Balanced: of the item that begins in this bin and is cut at its end, the number of pieces; else 0.
-    int32_t merged = 0;
+    // Balanced: of the item that is cut at this bin's end, the number of pieces (else 0), and which of them
+    // the bin has.
+    int16_t pieces = 0;
+    int16_t piece = 0;
 };
 
 struct DecodePiece {
@@ -92,8 +94,21 @@ constexpr int32_t decode_last_bin(int64_t line, int32_t used, int64_t end) {
     return static_cast<int32_t>((end * used + line - 1) / line) - 1;
 }
 
+// Balanced: numbers the pieces of an item that is cut between bin `index` and the next one. A cut right after
+// the item's first unit falls on no tile, hence before the item.
+struct DecodeItemSpan {
+    int64_t line = 0;  // length of the whole line
+    int32_t used = 0;  // bins
+    int64_t begin = 0;
+    int64_t end = 0;
+};
+constexpr void decode_number_pieces(const DecodeItemSpan& item, int32_t index, DecodeBin& bin) {
+    const int32_t first = decode_last_bin(item.line, item.used, item.begin + 2);
+    bin.pieces = static_cast<int16_t>(decode_last_bin(item.line, item.used, item.end) - first + 1);
+    bin.piece = static_cast<int16_t>(index - first);
+}
+
 // The bin's begin, from what lies at its cut: `offset` units into the item (sequence, head) of `tiles`.
-// item_end: on the line.
 struct DecodeCut {
     int32_t sequence = 0;
     int32_t head = 0;
@@ -101,7 +116,7 @@ struct DecodeCut {
     int32_t offset = 0;
 };
 constexpr DecodeBin decode_bin_at(DecodeSplit split, int32_t heads, const DecodeCut& cut) {
-    DecodeBin bin{cut.sequence, cut.head, decode_cut_tile(split, cut.tiles, cut.offset), 0};
+    DecodeBin bin{cut.sequence, cut.head, decode_cut_tile(split, cut.tiles, cut.offset)};
     if (bin.tile == cut.tiles && cut.offset > 0) {  // the border is the next item's begin
         bin.tile = 0;
         bin.head = cut.head + 1 == heads ? 0 : cut.head + 1;
@@ -110,7 +125,8 @@ constexpr DecodeBin decode_bin_at(DecodeSplit split, int32_t heads, const Decode
     return bin;
 }
 
-// Where the partial result of a piece lies. Balanced: two slots a bin.
+// Where the partial result of a piece lies. Balanced: two slots a bin, the second for the piece that begins
+// its item.
 constexpr int32_t decode_slot(DecodeSplit split, int32_t heads, int32_t bin, int32_t tiles,
                               const DecodePiece& piece) {
     if (piece.begin == 0 && piece.end == tiles) {

@@ -121,14 +121,17 @@ RC_GTEST_PROP(DecodePlan, the_merge_finds_the_slots_of_every_split_item, ()) {
     const std::vector<DecodeBin> plan = plan_decode(batch);
     std::map<Item, std::vector<int32_t>> merged;
     for (int32_t bin = 0; bin < batch.bins; ++bin) {
-        const int32_t count = plan[static_cast<size_t>(bin)].merged;
-        RC_ASSERT(count == 0 || count >= 2);
-        if (count > 0) {
+        const DecodeBin& from = plan[static_cast<size_t>(bin)];
+        if (from.pieces > 0) {
+            RC_ASSERT(from.pieces >= 2 && from.piece >= 0 && from.piece < from.pieces - 1);
             const DecodeBin& next = plan[static_cast<size_t>(bin) + 1];
-            std::vector<int32_t>& slots = merged[{next.sequence, next.head}];
-            for (int32_t i = 0; i < count; ++i) {
-                slots.push_back(i == 0 ? 2 * bin + 1 : 2 * (bin + i));
+            std::vector<int32_t> slots;
+            for (int32_t i = 0; i < from.pieces; ++i) {
+                slots.push_back(2 * (bin - from.piece + i) + (i == 0 ? 1 : 0));
             }
+            const auto [entry, is_new] = merged.insert({{next.sequence, next.head}, slots});
+            RC_ASSERT(is_new == (from.piece == 0));
+            RC_ASSERT(entry->second == slots);
         }
     }
     RC_ASSERT(merged == slots_of(batch, plan));
@@ -161,7 +164,7 @@ TEST(DecodePlan, an_unsplit_batch_needs_no_merge) {
     const DecodeBatch batch{DecodeSplit::kBalanced, 1, 264, tiles};
     for (const DecodeBin& bin : plan_decode(batch)) {
         EXPECT_EQ(bin.tile, 0);
-        EXPECT_EQ(bin.merged, 0);
+        EXPECT_EQ(bin.pieces, 0);
     }
 }
 

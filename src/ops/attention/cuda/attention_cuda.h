@@ -67,6 +67,9 @@ struct DecodeCudaArgs {
     float* lse = nullptr;  // [batch * q_len, q_heads], or null: the logarithm of the sum of e^score; empty
                            // rows get -infinity
     float scale = 0;       // 1 / sqrt(head_dim)
+    // The plan, positions, page tables and the slots before each sequence's first query were complete before
+    // the kernel before this one began: they are then read while that kernel still runs.
+    bool settled = false;
 };
 
 // kBalanced: grows with the device, not with the batch. `largest`: all but the pointers.
@@ -83,27 +86,43 @@ void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args);
 
 struct PrefillPlanCudaArgs {
     const int32_t* first_rows =
-        nullptr;            // [sequences + 1]: sequence b's queries are rows [b] .. [b + 1] - 1 of q
-    int32_t sequences = 0;  // <= 1024
-    int32_t rows_max = 0;   // bound of the rows in all, known to the host
-    AttentionCudaShape shape;
-    std::byte* workspace = nullptr;  // prefill_cuda_workspace_bytes()
-};
-
-struct PrefillCudaArgs {
-    PrefillPlanCudaArgs plan;
-    PagedKvCuda kv;
+        nullptr;  // [sequences + 1]: sequence b's queries are rows [b] .. [b + 1] - 1 of q
     const int32_t* positions = nullptr;  // [sequences]: of each sequence's first query (tokens cached before
                                          // it); -1 before a single query: an empty row, which becomes zeros
     int32_t first_slot = 0;
-    const void* q = nullptr;  // [rows, q_heads * 128] bfloat16
-    int64_t q_stride = 0;
-    void* out = nullptr;  // [rows, q_heads * 128] bfloat16
-    int64_t out_stride = 0;
-    float scale = 0;
+    int32_t sequences = 0;  // <= 1024
+    int32_t rows_max = 0;   // bound of the rows in all, known to the host
+    AttentionCudaShape shape;
+    DType kv_dtype = DType::kBFloat16;
+    std::byte* workspace = nullptr;  // prefill_cuda_workspace_bytes(), kept until the step's end
 };
 
-int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t sequences_max,
+// Which tiles of K and V each tile of queries sees, beside the causal rule. A query tile is
+// prefill_cuda_tile_queries() queries of a sequence for one KV head, counted from the sequence's first; its
+// list is number (row of its first query) / tile_queries + (its sequence). A KV tile is 128 slots: two pages.
+struct PrefillKvTiles {
+    const int32_t* tiles =
+        nullptr;  // [lists][kv_heads][tiles_max]: ascending KV tiles, none past the tile's end
+    const int32_t* counts = nullptr;  // [lists][kv_heads]; null: every query tile sees all
+    int32_t tiles_max = 0;
+};
+
+// bfloat16 K and V: products in bfloat16. e4m3: q becomes e4m3 with a scale for each row and head, the
+// softmax's weights become e4m3, and the products of each 128 slots are added up in float32.
+struct PrefillCudaArgs {
+    PrefillPlanCudaArgs plan;  // as given to prefill_plan_cuda()
+    PagedKvCuda kv;
+    PrefillKvTiles kv_tiles;
+    const void* q = nullptr;  // [rows_max, q_heads * 128] bfloat16; all of it may be read
+    int64_t q_stride = 0;     // elements between rows, a multiple of 8
+    void* out = nullptr;      // [rows, q_heads * 128] bfloat16, 16-byte aligned
+    int64_t out_stride = 0;
+    float scale = 0;
+    int sm_count = 0;
+};
+
+int32_t prefill_cuda_tile_queries(const AttentionCudaShape& shape, DType kv_dtype);
+int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, DType kv_dtype, int32_t sequences_max,
                                      int32_t rows_max);
 void prefill_plan_cuda(cudaStream_t stream, const PrefillPlanCudaArgs& args);
 void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args);

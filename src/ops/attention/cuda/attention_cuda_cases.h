@@ -71,7 +71,7 @@ class AttentionCudaCase {
         const auto batch = static_cast<int32_t>(spec.sequences.size());
         const int64_t bytes =
             spec.part == AttentionCudaPart::kPrefill
-                ? prefill_cuda_workspace_bytes(spec.heads, batch, static_cast<int32_t>(rows_))
+                ? prefill_cuda_workspace_bytes(spec.heads, dtype, batch, static_cast<int32_t>(rows_))
                 : decode_cuda_workspace_bytes(decode_plan());
         workspace_ = std::make_unique<DeviceScratch>(one, bytes, 1);
         plan(nullptr);
@@ -82,7 +82,7 @@ class AttentionCudaCase {
         if (spec_.part == AttentionCudaPart::kDecodePlan) {
             plan(stream);
         } else {
-            attend(stream, set);
+            attend(stream, set, true);
         }
     }
     OpError check(cudaStream_t stream) {
@@ -90,7 +90,7 @@ class AttentionCudaCase {
         out_->poison();
         workspace_->poison();
         plan(stream);
-        attend(stream, 0);
+        attend(stream, 0, false);
         cuda_check(cudaStreamSynchronize(stream));
         const std::vector<float> all = widen_bf16(out_->download<uint16_t>());
         // A pair is a row and a query head.
@@ -180,9 +180,12 @@ class AttentionCudaCase {
     }
     PrefillPlanCudaArgs prefill_plan() const {
         return {.first_rows = d_first_rows_->at(0),
+                .positions = d_positions_->at(0),
+                .first_slot = spec_.first_slot,
                 .sequences = static_cast<int32_t>(spec_.sequences.size()),
                 .rows_max = static_cast<int32_t>(rows_),
                 .shape = spec_.heads,
+                .kv_dtype = spec_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16,
                 .workspace = workspace_->at(0)};
     }
     void plan(cudaStream_t stream) const {
@@ -192,7 +195,8 @@ class AttentionCudaCase {
             decode_plan_cuda(stream, decode_plan());
         }
     }
-    void attend(cudaStream_t stream, int set) {
+    // settled: of decode.
+    void attend(cudaStream_t stream, int set, bool settled) {
         const PagedKvCuda kv{.pool = pool_->at(0),
                              .page_stride = page_ * size(),
                              .k_offset = set * layer_ * size(),
@@ -205,13 +209,12 @@ class AttentionCudaCase {
         if (spec_.part == AttentionCudaPart::kPrefill) {
             attention_prefill_cuda(stream, {.plan = prefill_plan(),
                                             .kv = kv,
-                                            .positions = d_positions_->at(0),
-                                            .first_slot = spec_.first_slot,
                                             .q = q_->at(set),
                                             .q_stride = width(),
                                             .out = out_->at(set),
                                             .out_stride = width(),
-                                            .scale = scale()});
+                                            .scale = scale(),
+                                            .sm_count = sm_count_});
         } else {
             attention_decode_cuda(stream, {.plan = decode_plan(),
                                            .kv = kv,
@@ -219,7 +222,8 @@ class AttentionCudaCase {
                                            .q_stride = width(),
                                            .out = out_->at(set),
                                            .out_stride = width(),
-                                           .scale = scale()});
+                                           .scale = scale(),
+                                           .settled = settled});
         }
     }
 

@@ -128,6 +128,10 @@ class Producer {
         : args_(args), k_(k), v_(v), shared_(shared), lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
     __device__ __forceinline__ void run() {
+        if (!args_.decode.settled) {
+            wait_for_previous_kernel();
+            ready_ = true;
+        }
         DecodeWalk walk(args_, static_cast<int>(blockIdx.x));
         DecodeWork work;
         bool more = walk.next(work);
@@ -137,7 +141,9 @@ class Producer {
             const bool more_comes = walk.next(coming);
             const int32_t coming_pages = more_comes ? load_pages(coming, coming.piece.begin) : 0;
             if (work.slots > 0) {
-                send_queries(work);
+                if (ready_) {
+                    send_queries(work);
+                }
                 send_tiles(work, pages);
             }
             work = coming;
@@ -174,7 +180,16 @@ class Producer {
     }
     __device__ __forceinline__ void send_tiles(const DecodeWork& work, int32_t pages) {
         const int head = work.piece.head / args_.rows.parts;
+        // Slots that earlier steps wrote may be read before the previous kernel has ended, as far as the ring
+        // reaches.
+        const int written = (work.slots - args_.decode.plan.q_len) / kDecodeTileSlots;
+        const int early = min(min(written, work.piece.end), work.piece.begin + shared_.stages / 2);
         for (int tile = work.piece.begin; tile < work.piece.end; ++tile) {
+            if (!ready_ && tile >= early) {
+                wait_for_previous_kernel();
+                ready_ = true;
+                send_queries(work);
+            }
             const int i = (tile - work.piece.begin) % kWarp;
             if (i == 0 && tile > work.piece.begin) {
                 pages = load_pages(work, tile);
@@ -182,6 +197,11 @@ class Producer {
             const int32_t page = __shfl_sync(kFullWarp, pages, i);
             send(k_, head, page);
             send(v_, head, page);
+        }
+        if (!ready_) {
+            wait_for_previous_kernel();
+            ready_ = true;
+            send_queries(work);
         }
     }
     __device__ __forceinline__ void send(const CUtensorMap* map, int head, int page) {
@@ -201,6 +221,7 @@ class Producer {
     const int lane_;
     Cursor cursor_;
     uint32_t queries_ = 0;
+    bool ready_ = false;  // the previous kernel has ended
 };
 
 // The warpgroup that computes. In a product's sums, thread (warp w, lane 4 g + t) has rows 16 w + g and
@@ -216,6 +237,7 @@ class Consumer {
     static constexpr float kShift = Fp8 ? 8 : 0;  // probabilities are stored times 2^kShift
     // Halves of the dimensions multiplied at once; one alone where both would need too many registers.
     static constexpr int kHalves = Fp8 && Rows > 16 ? 1 : 2;
+    static constexpr bool kPipelined = kHalves == 2;
 
   public:
     __device__ Consumer(const DecodeKernelArgs& args, const S& shared)
@@ -225,7 +247,12 @@ class Consumer {
           warp_(static_cast<int>(threadIdx.x) / kWarp) {}
 
     __device__ __forceinline__ void run() {
+        if (!args_.decode.settled) {
+            wait_for_previous_kernel();
+        }
         DecodeWalk walk(args_, static_cast<int>(blockIdx.x));
+        wait_for_previous_kernel();
+        let_next_kernel_start();
         DecodeWork work;
         while (walk.next(work)) {
             if (work.slots == 0) {
@@ -233,9 +260,13 @@ class Consumer {
                 continue;
             }
             begin(work.piece);
-            for (int tile = work.piece.begin; tile < work.piece.end; ++tile) {
-                attend(work, tile * kDecodeTileSlots);
+            if constexpr (kPipelined) {
+                multiply_keys();
             }
+            for (int tile = work.piece.begin; tile + 1 < work.piece.end; ++tile) {
+                attend<kPipelined>(work, tile * kDecodeTileSlots);
+            }
+            attend<false>(work, (work.piece.end - 1) * kDecodeTileSlots);
             finish(work.piece);
         }
     }
@@ -300,16 +331,15 @@ class Consumer {
             // 2^up takes the largest to [128, 256).
             const int up = 7 - min(max(static_cast<int>(__float_as_uint(most) >> 23) - 127, -100), 100);
             const float factor = __uint_as_float(static_cast<uint32_t>(up + 127) << 23);
-            uint32_t high[2], low[2];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 values[i] *= factor;
             }
-            split(values[0], values[1], values[2], values[3], high[0], low[0]);
-            split(values[4], values[5], values[6], values[7], high[1], low[1]);
+            const uint2 a = split(make_float4(values[0], values[1], values[2], values[3]));
+            const uint2 b = split(make_float4(values[4], values[5], values[6], values[7]));
             const uint32_t inside = static_cast<uint32_t>(piece16 % 2 * 8);
-            store_shared(shared_.operand() + swizzle_128(row, piece16 / 2) + inside, high[0], high[1]);
-            store_shared(shared_.operand() + swizzle_128(Rows + row, piece16 / 2) + inside, low[0], low[1]);
+            store_shared(shared_.operand() + swizzle_128(row, piece16 / 2) + inside, a.x, b.x);
+            store_shared(shared_.operand() + swizzle_128(Rows + row, piece16 / 2) + inside, a.y, b.y);
             if (piece16 == 0) {
                 store_shared(scales_at(row), scale * __uint_as_float(static_cast<uint32_t>(127 - up) << 23));
             }
@@ -318,14 +348,13 @@ class Consumer {
             store_shared_16(shared_.operand() + block + swizzle_128(row, piece16 % 8), raw);
         }
     }
-    // Four values as two e4m3 terms.
-    __device__ static __forceinline__ void split(float a, float b, float c, float d, uint32_t& high,
-                                                 uint32_t& low) {
-        high = pack_e4m3x4(a, b, c, d);
-        const float2 ab = unpack_e4m3(static_cast<uint16_t>(high));
-        const float2 cd = unpack_e4m3(static_cast<uint16_t>(high >> 16));
-        low = pack_e4m3x4((a - ab.x) * kLowTerm, (b - ab.y) * kLowTerm, (c - cd.x) * kLowTerm,
-                          (d - cd.y) * kLowTerm);
+    // Four values as two e4m3 terms: x the first, y the second.
+    __device__ static __forceinline__ uint2 split(float4 v) {
+        const uint32_t high = pack_e4m3x4(v.x, v.y, v.z, v.w);
+        const float2 xy = unpack_e4m3(static_cast<uint16_t>(high));
+        const float2 zw = unpack_e4m3(static_cast<uint16_t>(high >> 16));
+        return make_uint2(high, pack_e4m3x4((v.x - xy.x) * kLowTerm, (v.y - xy.y) * kLowTerm,
+                                            (v.z - zw.x) * kLowTerm, (v.w - zw.y) * kLowTerm));
     }
 
     __device__ __forceinline__ uint32_t scales_at(int row) const {
@@ -338,20 +367,21 @@ class Consumer {
         return maxima_at(kMathWarps + warp, row);
     }
 
-    // One tile, from slot `slot` on.
+    // One tile, from slot `slot` on. Next: starts the scores of the tile after it, whose end the next call
+    // awaits.
+    template <bool Next>
     __device__ __forceinline__ void attend(const DecodeWork& work, int slot) {
+        if constexpr (!kPipelined) {
+            multiply_keys();
+        }
         const DecodePlanCudaArgs& plan = args_.decode.plan;
         const bool edge = slot < plan.first_slot || slot + kDecodeTileSlots > work.slots - plan.q_len + 1;
-        const Cursor key = cursor_;
+        const uint32_t key_empty = shared_.empty(cursor_.stage);
         cursor_.advance(shared_.stages);
-        const Cursor value = cursor_;
+        const uint32_t value_empty = shared_.empty(cursor_.stage);
+        const uint32_t values = shared_.half(cursor_.stage);
+        barrier_wait(shared_.full(cursor_.stage), cursor_.parity);
         cursor_.advance(shared_.stages);
-        const uint32_t values = shared_.half(value.stage);
-
-        float scores[kSums];
-        barrier_wait(shared_.full(key.stage), key.parity);
-        multiply_keys(shared_.half(key.stage), scores);
-        barrier_wait(shared_.full(value.stage), value.parity);
         if (edge) {
             clear_values(work, slot, values);
         }
@@ -360,11 +390,11 @@ class Consumer {
             turn_values(values, 0, turned);
         }
         mma_wait<0>();
-        mma_pin(scores);
-        release(shared_.empty(key.stage));
+        mma_pin(scores_);
+        release(key_empty);
 
         float weights[kBlocks][4];
-        scale_scores(scores, weights);
+        scale_scores(weights);
         if (edge) {
             hide(work, slot, weights);
         }
@@ -372,18 +402,28 @@ class Consumer {
         soften(weights, factors);
         fence_proxy_async();
         group_barrier(kMathBarrier, kMathThreads);
-
+        float products[kHalves][kSums];
 #pragma unroll
         for (int first = 0; first < 2; first += kHalves) {
             if constexpr (Fp8 && kHalves == 1) {
                 turn_values(values, first, turned);
             }
-            add_values(values, first, turned, factors);
+            multiply_values(values, first, turned, products);
+            if constexpr (Next) {
+                multiply_keys();
+                mma_wait<1>();
+            } else {
+                mma_wait<0>();
+            }
+            add_products(first, products, factors);
         }
-        release(shared_.empty(value.stage));
+        release(value_empty);
     }
 
-    __device__ __forceinline__ void multiply_keys(uint32_t keys, float (&scores)[kSums]) const {
+    // Starts the scores of the tile at the cursor.
+    __device__ __forceinline__ void multiply_keys() {
+        barrier_wait(shared_.full(cursor_.stage), cursor_.parity);
+        const uint32_t keys = shared_.half(cursor_.stage);
         mma_begin();
 #pragma unroll
         for (int s = 0; s < kStepsOfScores; ++s) {
@@ -393,9 +433,9 @@ class Consumer {
             const uint64_t b = mma_descriptor(
                 shared_.operand() + static_cast<uint32_t>(s / 4 * Rows * kSwizzleRowBytes) + inside);
             if constexpr (Fp8) {
-                mma_fp8(scores, a, b, s > 0);
+                mma_fp8(scores_, a, b, s > 0);
             } else {
-                mma_bf16<false>(scores, a, b, s > 0);
+                mma_bf16<false>(scores_, a, b, s > 0);
             }
         }
         mma_commit();
@@ -435,13 +475,12 @@ class Consumer {
         }
     }
 
-    __device__ __forceinline__ void scale_scores(const float (&scores)[kSums],
-                                                 float (&weights)[kBlocks][4]) const {
+    __device__ __forceinline__ void scale_scores(float (&weights)[kBlocks][4]) const {
 #pragma unroll
         for (int i = 0; i < Rows / 2; ++i) {
-            float score = scores[i];
+            float score = scores_[i];
             if constexpr (Fp8) {
-                score = fmaf(scores[Rows / 2 + i], 1 / kLowTerm, score);
+                score = fmaf(scores_[Rows / 2 + i], 1 / kLowTerm, score);
             }
             weights[i / 4][i % 4] = score * scale_[i / 4][i % 2];
         }
@@ -501,20 +540,19 @@ class Consumer {
     __device__ __forceinline__ void store_weights(const float (&p)[4], int j) const {
         const int row = j * 8 + lane_ % 8;
         if constexpr (Fp8) {
-            uint32_t high, low;
-            split(p[0], p[2], p[1], p[3], high, low);
-            store_transposed_2(shared_.weights() + swizzle_128(lane_ / 8 % 2 * Rows + row, warp_), high, low);
+            const uint2 terms = split(make_float4(p[0], p[2], p[1], p[3]));
+            store_transposed_2(shared_.weights() + swizzle_128(lane_ / 8 % 2 * Rows + row, warp_), terms.x,
+                               terms.y);
         } else {
             store_transposed_2(shared_.weights() + swizzle_128(row, 2 * warp_ + lane_ / 8 % 2),
                                pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]));
         }
     }
 
-    // O^T = O^T * factors + V^T P^T, for the halves from `first` on.
-    __device__ __forceinline__ void add_values(uint32_t values, int first,
-                                               const uint32_t (&turned)[kHalves][2][4],
-                                               const float (&factors)[kBlocks][2]) {
-        float products[kHalves][kSums];
+    // Starts V^T P^T for the halves from `first` on.
+    __device__ __forceinline__ void multiply_values(uint32_t values, int first,
+                                                    const uint32_t (&turned)[kHalves][2][4],
+                                                    float (&products)[kHalves][kSums]) const {
         mma_begin();
 #pragma unroll
         for (int p = 0; p < kHalves; ++p) {
@@ -533,7 +571,10 @@ class Consumer {
             }
         }
         mma_commit();
-        mma_wait<0>();
+    }
+    // O^T = O^T * factors + V^T P^T.
+    __device__ __forceinline__ void add_products(int first, float (&products)[kHalves][kSums],
+                                                 const float (&factors)[kBlocks][2]) {
 #pragma unroll
         for (int p = 0; p < kHalves; ++p) {
             mma_pin(products[p]);
@@ -648,10 +689,11 @@ class Consumer {
     float base_[kBlocks][2];  // the maximum so far, log2
     float sum_[kBlocks][2];   // of this thread's slots
     float out_[2][Rows / 2];
+    float scores_[kSums];
 };
 
 template <bool Fp8, int Rows>
-__global__ void __launch_bounds__(kThreads, Rows <= 16 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, 2)
     decode_kernel(const __grid_constant__ DecodeKernelArgs args, const __grid_constant__ CUtensorMap k,
                   const __grid_constant__ CUtensorMap v, int stages) {
     extern __shared__ __align__(1024) uint8_t memory[];
@@ -670,8 +712,6 @@ __global__ void __launch_bounds__(kThreads, Rows <= 16 ? 3 : 2)
         barrier_init_fence();
     }
     __syncthreads();
-    wait_for_previous_kernel();
-    let_next_kernel_start();
     if (threadIdx.x >= kMathThreads) {
         Producer<Fp8, Rows>(args, &k, &v, shared).run();
     } else {
@@ -683,7 +723,8 @@ template <bool Fp8, int Rows>
 void launch_rows(cudaStream_t stream, const DecodeKernelArgs& args) {
     // A multiprocessor has 228 KiB, and each block takes 1 KiB beside what it asks for.
     constexpr int kSharedOfSm = 228 * 1024;
-    const int available = kSharedOfSm / args.decode.plan.blocks_per_sm - 1024;
+    constexpr int kSharedOfCombine = 20 * 1024;  // so that its blocks lie ready before this kernel ends
+    const int available = (kSharedOfSm - kSharedOfCombine) / args.decode.plan.blocks_per_sm - 1024;
     const int stages = Shared<Fp8, Rows>::stages_that_fit(std::min(available, 227 * 1024));
     const int bytes = Shared<Fp8, Rows>::bytes(stages);
     const PagedKvCuda& kv = args.decode.kv;
@@ -691,8 +732,8 @@ void launch_rows(cudaStream_t stream, const DecodeKernelArgs& args) {
     cuda_check(
         cudaFuncSetAttribute(decode_kernel<Fp8, Rows>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     cuda_check(launch_dependent(
-        decode_kernel<Fp8, Rows>, dim3(static_cast<unsigned>(args.layout.bin_count)), kThreads, bytes, stream,
-        args, make_page_map(kv.pool + kv.k_offset, kv.dtype, heads, kv.page_stride),
+        {dim3(static_cast<unsigned>(args.layout.bin_count)), kThreads, bytes, stream},
+        decode_kernel<Fp8, Rows>, args, make_page_map(kv.pool + kv.k_offset, kv.dtype, heads, kv.page_stride),
         make_page_map(kv.pool + kv.v_offset, kv.dtype, heads, kv.page_stride), stages));
 }
 

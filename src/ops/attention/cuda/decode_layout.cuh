@@ -48,6 +48,16 @@ __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// 16 bytes at once.
+__device__ __forceinline__ DecodeBin load_bin(const DecodeBin* from) {
+    const int4 raw = *reinterpret_cast<const int4*>(from);
+    return {raw.x, raw.y, raw.z, static_cast<int16_t>(raw.w), static_cast<int16_t>(raw.w >> 16)};
+}
+__device__ __forceinline__ void store_bin(DecodeBin* to, const DecodeBin& bin) {
+    *reinterpret_cast<int4*>(to) =
+        make_int4(bin.sequence, bin.head, bin.tile, bin.piece << 16 | static_cast<uint16_t>(bin.pieces));
+}
+
 struct DecodeWork {
     DecodePiece piece;
     int32_t slots = 0;  // of the sequence; 0 = an empty row
@@ -58,8 +68,8 @@ class DecodeWalk {
   public:
     __device__ __forceinline__ DecodeWalk(const DecodeKernelArgs& args, int bin)
         : plan_(args.decode.plan), heads_(args.rows.heads), bin_(bin) {
-        place_ = load(args.layout.bins + bin);
-        end_ = load(args.layout.bins + bin + 1);
+        place_ = load_bin(args.layout.bins + bin);
+        end_ = load_bin(args.layout.bins + bin + 1);
         load_slots();
     }
     __device__ __forceinline__ bool next(DecodeWork& work) {
@@ -77,10 +87,6 @@ class DecodeWalk {
     }
 
   private:
-    __device__ static __forceinline__ DecodeBin load(const DecodeBin* from) {
-        const int4 raw = *reinterpret_cast<const int4*>(from);
-        return {raw.x, raw.y, raw.z, raw.w};
-    }
     // Of the next 32 sequences, one a lane.
     __device__ __forceinline__ void load_slots() {
         first_ = place_.sequence;
@@ -99,18 +105,23 @@ class DecodeWalk {
 
 void launch_decode_combine(cudaStream_t stream, const DecodeKernelArgs& args);
 
+struct DependentLaunch {
+    dim3 grid;
+    int threads = 0;
+    int shared_bytes = 0;
+    cudaStream_t stream = nullptr;
+};
 // Enters a kernel that may start before the one before it has ended.
 template <typename... Args>
-cudaError_t launch_dependent(void (*kernel)(Args...), dim3 grid, int threads, int bytes, cudaStream_t stream,
-                             const Args&... args) {
+cudaError_t launch_dependent(const DependentLaunch& launch, void (*kernel)(Args...), const Args&... args) {
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = static_cast<size_t>(bytes);
-    config.stream = stream;
+    config.gridDim = launch.grid;
+    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+    config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
+    config.stream = launch.stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, kernel, args...);

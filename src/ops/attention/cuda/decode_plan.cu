@@ -69,28 +69,25 @@ __global__ void __launch_bounds__(kThreads)
     const int line = begins[args.batch];
     const int used = decode_bins_used(line, bin_count);
     for (int bin = thread; bin <= bin_count; bin += kThreads) {
-        const auto locate = [&](int b, int& item_end) -> DecodeCut {
+        int item_begin = 0;
+        int item_cost = 0;
+        const auto place_of = [&](int b) -> DecodeBin {
             const auto at = static_cast<int32_t>(decode_cut(line, used, b));
             if (at >= line) {
-                return {args.batch, 0, 0, 0};
+                return {args.batch, 0, 0};
             }
             const int sequence = find(begins, args.batch, at);
-            const int item = decode_item_cost(args.split, tiles_of[sequence]);
+            item_cost = decode_item_cost(args.split, tiles_of[sequence]);
             const int inside = at - begins[sequence];
-            item_end = at - inside % item + item;
-            return {sequence, inside / item, tiles_of[sequence], inside % item};
+            item_begin = at - inside % item_cost;
+            return decode_bin_at(args.split, heads,
+                                 {sequence, inside / item_cost, tiles_of[sequence], inside % item_cost});
         };
-        int item_end = 0;
-        DecodeBin place = decode_bin_at(args.split, heads, locate(bin, item_end));
-        if (args.split == DecodeSplit::kBalanced && bin < bin_count) {
-            const DecodeBin next = decode_bin_at(args.split, heads, locate(bin + 1, item_end));
-            const bool inside = next.sequence == place.sequence && next.head == place.head && place.tile > 0;
-            if (next.tile > 0 && !inside) {
-                place.merged = decode_last_bin(line, used, item_end) - bin + 1;
-            }
+        DecodeBin place = place_of(bin);
+        if (args.split == DecodeSplit::kBalanced && bin < bin_count && place_of(bin + 1).tile > 0) {
+            decode_number_pieces({line, used, item_begin, item_begin + item_cost}, bin, place);
         }
-        *reinterpret_cast<int4*>(bins + bin) =
-            make_int4(place.sequence, place.head, place.tile, place.merged);
+        store_bin(bins + bin, place);
     }
 }
 
@@ -144,7 +141,7 @@ void decode_plan_cuda(cudaStream_t stream, const DecodePlanCudaArgs& args) {
     check(args.batch >= 1 && args.batch <= cuda::kThreads, "attention decode: 1 to 1024 sequences");
     check(args.sm_count >= 1, "attention decode: needs the device's number of multiprocessors");
     const cuda::DecodeLayout layout = cuda::make_decode_layout(args);
-    cuda_check(cuda::launch_dependent(cuda::plan_kernel, dim3(1), cuda::kThreads, 0, stream, args,
+    cuda_check(cuda::launch_dependent({dim3(1), cuda::kThreads, 0, stream}, cuda::plan_kernel, args,
                                       layout.bins, cuda::make_decode_rows(args).heads, layout.bin_count));
 }
 

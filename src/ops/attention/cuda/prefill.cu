@@ -1,21 +1,30 @@
 // Prefill attention over paged K and V, with or without a cached prefix.
 //
-// Roofline: 4 * 128 operations for each (query, head, visible slot) at 0.8 PFLOP/s: 8,192 causal queries with
-// 64 heads take 1,390 us.
+// Roofline: 4 * 128 operations for each (query, head, visible slot) at 0.79 PFLOP/s (fp8: 1.58): 8,192 causal
+// queries with 64 heads take 1,392 us (696). The exponentials alone, 16 a clock and multiprocessor, take 520.
 //
-// Schedule: a block has 192 rows, 24 queries (at group 8) times the heads of one KV head, 64 for each of its
-// three consumer warpgroups; K and V are thus read once for the whole group. A fourth warpgroup brings one
-// page (64 slots) of K and V a stage into shared memory, in the 128-byte swizzle: bfloat16 by cp.async, fp8
-// through registers, where it becomes bfloat16 (exact). Scores: wgmma from shared memory; the probabilities
-// stay in registers as the first operand of the second wgmma. While one warpgroup is in its softmax, the
-// others keep the tensor cores busy. Late tiles of a sequence, which see the most slots, start first.
+// Schedule: a query tile has 128 rows, 16 queries (at group 8) times the heads of one KV head, so K and V are
+// read once for the whole group. Persistent blocks of three warpgroups take the tiles in the plan's order.
+// One warpgroup brings: a warp enters the copies of q and of pages (two pages make a KV tile of 128 slots,
+// the last tile first) into rings of 128-byte swizzled rows. The two others have 64 rows each. They issue the
+// scores of the next KV tile before the product with V of the present one, so that the softmax of a
+// warpgroup runs beside products of its own and of the other; two named barriers make them issue in turn.
+//
+// fp8: a consumer makes e4m3 rows of its q, with a scale each. Scores in e4m3. The second operand of an fp8
+// product must have K (here the slots) contiguous, so two warps of the first warpgroup turn every page of V
+// in shared memory. They put the slots of 16 in the order in which a lane holds its probabilities. Each KV
+// tile's product starts from zero and is added to the output in float32, since the sums of the tensor cores
+// keep few bits.
+#include <algorithm>
+
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
-#include "ops/attention/cuda/attention_cuda.h"
+#include "ops/attention/cuda/prefill_plan.h"
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/reduce.cuh"
+#include "ops/common/cuda/tensor_map.h"
 #include "ops/common/cuda/wgmma.cuh"
 
 namespace tessera::cuda {
@@ -23,430 +32,754 @@ namespace {
 
 constexpr int kHeadDim = 128;
 constexpr int kPageSlots = 64;
-constexpr int kConsumers = 3;
-constexpr int kConsumerRows = 64;
-constexpr int kThreads = (kConsumers + 1) * 128;
-constexpr int kPlanThreads = 1024;
+constexpr int kRows = 64;    // of q, of a consumer
+constexpr int kGroup = 128;  // threads of a warpgroup
+constexpr int kTurners = 2;  // fp8: warps that turn V
 constexpr float kLog2E = 1.4426950408889634f;
 
-constexpr int kBlockBytes = kPageSlots * kSwizzleRowBytes;  // 64 rows of 64 values: half of a head's block
-constexpr int kQueryBytes = 2 * kBlockBytes;                // of one consumer
-constexpr int kStageBytes = 4 * kBlockBytes;                // K, V
-constexpr int kStages = 4;
-constexpr int kBarriers = kConsumers * kQueryBytes + kStages * kStageBytes;
-constexpr int kSharedBytes = kBarriers + 2 * kStages * 8 + 1024;  // 1024 to align the begin
+// Named barriers among the threads of each consumer.
+constexpr int kGroupBarrier = 1;
 
-struct Item {
-    int32_t sequence;
-    int32_t query;  // the tile's first, counted within the sequence
+// What the blocks' warps need to know of a query tile.
+struct Tile {
+    int32_t row = 0;  // of q: the tile's first query
+    int32_t queries = 0;
+    int32_t kv_head = 0;
+    int32_t first = 0;  // the tile's first query sees slots up to this one
+    int32_t slots = 0;  // the last query sees slots [first_slot, slots)
+    int32_t steps = 0;  // KV tiles; -1: no more tiles
+    int32_t sequence = 0;
+    int32_t list = 0;
 };
-
-struct Plan {
-    int32_t* count;
-    Item* items;
-    int64_t items_max;
-    int64_t bytes;
-};
-
-int32_t group_of(const AttentionCudaShape& shape) {
-    return shape.q_heads / shape.kv_heads;
-}
-int32_t tile_queries(int32_t group) {
-    return kConsumers * kConsumerRows / group;
-}
-
-Plan make_plan(std::byte* workspace, const AttentionCudaShape& shape, int32_t sequences, int32_t rows_max) {
-    Plan plan{};
-    plan.items_max = rows_max / tile_queries(group_of(shape)) + sequences;
-    plan.count = reinterpret_cast<int32_t*>(workspace);
-    plan.items = reinterpret_cast<Item*>(workspace + 256);
-    plan.bytes = 256 + (plan.items_max * static_cast<int64_t>(sizeof(Item)) + 255) / 256 * 256;
-    return plan;
-}
-
-__global__ void __launch_bounds__(kPlanThreads)
-    plan_kernel(PrefillPlanCudaArgs args, Plan plan, int queries) {
-    __shared__ int32_t warps[kPlanThreads / kWarp];
-    const int sequence = static_cast<int>(threadIdx.x);
-    const int lane = sequence % kWarp;
-    int tiles = 0;
-    if (sequence < args.sequences) {
-        tiles = (args.first_rows[sequence + 1] - args.first_rows[sequence] + queries - 1) / queries;
-    }
-    int end = tiles;
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-        const int other = __shfl_up_sync(kFullWarp, end, offset);
-        end += lane >= offset ? other : 0;
-    }
-    if (lane == kWarp - 1) {
-        warps[sequence / kWarp] = end;
-    }
-    __syncthreads();
-    for (int w = 0; w < sequence / kWarp; ++w) {
-        end += warps[w];
-    }
-    for (int tile = 0; tile < tiles; ++tile) {
-        plan.items[end - 1 - tile] = {sequence, tile * queries};
-    }
-    if (sequence == args.sequences - 1) {
-        *plan.count = end;
-    }
-}
 
 struct KernelArgs {
+    CUtensorMap q_map;  // [row][head][128], boxes of a tile's queries and heads
+    CUtensorMap k_map;  // [page][head][slot][128], boxes of a page's slots
+    CUtensorMap v_map;
     PrefillCudaArgs prefill;
-    Plan plan;
-    int32_t group_shift = 0;
+    PrefillPlan plan;
+    int32_t group = 0;
     int32_t tile_queries = 0;
 };
 
-// What a block computes.
-struct Tile {
-    int32_t sequence = 0;
-    int32_t kv_head = 0;
-    int64_t row = 0;  // of q: the tile's first query
-    int32_t queries = 0;
-    int32_t position = 0;  // of the tile's first query
-    int32_t slots = 0;     // the last query sees slots [first_slot, slots)
-    int32_t pages = 0;
+// Rings of 2^n buffers: the buffer of the count-th use, and the parity of its barriers' phase.
+template <int Stages>
+__device__ __forceinline__ int stage_of(int count) {
+    static_assert((Stages & (Stages - 1)) == 0);
+    return count & (Stages - 1);
+}
+template <int Stages>
+__device__ __forceinline__ uint32_t parity_of(int count) {
+    return count / Stages & 1;
+}
+
+// Shared memory, in bytes from a 1024-byte aligned begin. Every ring has a barrier `full` and one `empty` for
+// each buffer.
+template <bool Fp8>
+struct Layout {
+    static constexpr int kConsumers = prefill_rows(Fp8) / kRows;
+    static constexpr int kThreads = (kConsumers + 1) * kGroup;
+    static constexpr int kQueryStages = Fp8 ? 1 : 2;
+    static constexpr int kTileStages = 2 * kQueryStages;  // consumers may store while the next ones come
+    static constexpr int kKeyStages = Fp8 ? 4 : 2;
+    static constexpr int kValueStages = 2;
+    static constexpr int kTurnedStages = Fp8 ? 2 : 1;
+    static constexpr int kHalf =
+        kPrefillKvSlots * kSwizzleRowBytes;  // 128 rows of 64 bfloat16 or of 128 e4m3
+    static constexpr int kQueryHalf = prefill_rows(Fp8) * kSwizzleRowBytes;
+    static constexpr int kKvBytes = (Fp8 ? 1 : 2) * kHalf;
+
+    static constexpr int kQueries = 0;  // bfloat16
+    static constexpr int kNarrowQueries = kQueries + kQueryStages * 2 * kQueryHalf;
+    static constexpr int kKeys = kNarrowQueries + (Fp8 ? kQueryHalf : 0);
+    static constexpr int kValues = kKeys + kKeyStages * kKvBytes;
+    static constexpr int kTurned = kValues + kValueStages * kKvBytes;
+    static constexpr int kTiles = kTurned + (Fp8 ? kTurnedStages * kKvBytes : 0);
+    static constexpr int kKvTiles = kTiles + kTileStages * static_cast<int>(sizeof(Tile));
+    static constexpr int kScales = kKvTiles + 4 * (kKeyStages + kValueStages);
+    static constexpr int kQueryBarriers = (kScales + (Fp8 ? 4 * prefill_rows(true) : 0) + 7) / 8 * 8;
+    static constexpr int kKeyBarriers = kQueryBarriers + 16 * kQueryStages;
+    static constexpr int kValueBarriers = kKeyBarriers + 16 * kKeyStages;
+    static constexpr int kTurnedBarriers = kValueBarriers + 16 * kValueStages;
+    static constexpr int kBytes = kTurnedBarriers + 16 * kTurnedStages + 1024;
+    static_assert(kBytes <= 227 * 1024);
 };
 
-__device__ __forceinline__ Tile make_tile(const KernelArgs& args) {
-    const Item item = args.plan.items[blockIdx.y];
-    const int32_t* rows = args.prefill.plan.first_rows + item.sequence;
-    Tile tile{.sequence = item.sequence, .kv_head = static_cast<int32_t>(blockIdx.x)};
-    tile.row = rows[0] + item.query;
-    tile.queries = min(args.tile_queries, rows[1] - rows[0] - item.query);
-    tile.position = args.prefill.positions[item.sequence] + item.query;
-    tile.slots = args.prefill.first_slot + tile.position + tile.queries;
-    tile.pages = (tile.slots + kPageSlots - 1) / kPageSlots;
+__device__ __forceinline__ uint32_t full_barrier(uint32_t ring, int stage) {
+    return ring + 16 * stage;
+}
+__device__ __forceinline__ uint32_t empty_barrier(uint32_t ring, int stage) {
+    return ring + 16 * stage + 8;
+}
+
+__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
+    uint32_t value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void write_tile(uint32_t to, const Tile& tile) {
+    store_shared_16(to, make_uint4(tile.row, tile.queries, tile.kv_head, tile.first));
+    store_shared_16(to + 16, make_uint4(tile.slots, tile.steps, tile.sequence, tile.list));
+}
+__device__ __forceinline__ Tile read_tile(uint32_t from) {
+    const uint4 low = load_shared_16(from);
+    const uint4 high = load_shared_16(from + 16);
+    return {static_cast<int>(low.x),  static_cast<int>(low.y),  static_cast<int>(low.z),
+            static_cast<int>(low.w),  static_cast<int>(high.x), static_cast<int>(high.y),
+            static_cast<int>(high.z), static_cast<int>(high.w)};
+}
+
+// Whether some slots of the KV tile are of no sequence or not yet there, so that they may hold anything.
+__device__ __forceinline__ bool has_unseen(const KernelArgs& args, const Tile& tile, int kv_tile) {
+    return kv_tile * kPrefillKvSlots < args.prefill.plan.first_slot ||
+           (kv_tile + 1) * kPrefillKvSlots > tile.slots;
+}
+
+// Read anew at each call, so that the compiler does not hold all that depends on it in registers.
+__device__ __forceinline__ int this_lane() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// ---- the warp that brings
+
+__device__ __forceinline__ Tile make_tile(const KernelArgs& args, int work) {
+    const PrefillPlanCudaArgs& plan = args.prefill.plan;
+    const int count = *args.plan.count;
+    if (work >= count * plan.shape.kv_heads) {
+        return {.steps = -1};
+    }
+    const PrefillItem item = args.plan.items[work % count];
+    const int begin = plan.first_rows[item.sequence];
+    Tile tile{.row = begin + item.query, .kv_head = work / count, .sequence = item.sequence};
+    tile.queries = min(args.tile_queries, plan.first_rows[item.sequence + 1] - tile.row);
+    tile.first = plan.first_slot + plan.positions[item.sequence] + item.query;
+    tile.slots = tile.first + tile.queries;
+    tile.list = (tile.row / args.tile_queries + item.sequence) * plan.shape.kv_heads + tile.kv_head;
+    tile.steps = tile.slots > plan.first_slot ? (tile.slots + kPrefillKvSlots - 1) / kPrefillKvSlots : 0;
+    if (args.prefill.kv_tiles.counts != nullptr) {
+        tile.steps = min(tile.steps, args.prefill.kv_tiles.counts[tile.list]);
+    }
     return tile;
 }
 
-__device__ __forceinline__ uint32_t full_barrier(uint32_t base, int stage) {
-    return base + kBarriers + 8 * stage;
-}
-__device__ __forceinline__ uint32_t empty_barrier(uint32_t base, int stage) {
-    return base + kBarriers + 8 * (kStages + stage);
-}
-
-// Where 8 values, piece 0 to 15 of row `row`, lie in a [64][128] block of two swizzled halves.
-__device__ __forceinline__ uint32_t block_place(int row, int piece) {
-    return static_cast<uint32_t>(piece / 8 * kBlockBytes) + swizzle_128(row, piece % 8);
-}
-
-// Eight e4m3 values as bfloat16.
-__device__ __forceinline__ uint4 widen(uint32_t low, uint32_t high) {
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 pair = unpack_e4m3(static_cast<uint16_t>((i < 2 ? low : high) >> (i % 2 * 16)));
-        words[i] = pack_bf16(pair.x, pair.y);
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-// The page's slots that some query of the tile sees: [first, end).
-struct Visible {
-    int32_t first = 0;
-    int32_t end = 0;
-};
-
-// bfloat16: copies a page of K or V; slots outside become zeros.
-__device__ __forceinline__ void copy_block(const std::byte* from, uint32_t to, int thread,
-                                           const Visible& visible) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int slot = i * 8 + thread / 16;
-        const int piece = thread % 16;
-        copy_async_16(to + block_place(slot, piece), from + slot * kHeadDim * 2 + piece * 16,
-                      slot >= visible.first && slot < visible.end ? 16 : 0);
-    }
-}
-
-// fp8: the thread's 16 bytes of slot i * 16 + thread / 8.
-__device__ __forceinline__ uint4 read_piece(const std::byte* from, int i, int thread,
-                                            const Visible& visible) {
-    const int slot = i * 16 + thread / 8;
-    if (slot < visible.first || slot >= visible.end) {
-        return make_uint4(0, 0, 0, 0);
-    }
-    return *reinterpret_cast<const uint4*>(from + slot * kHeadDim + thread % 8 * 16);
-}
-__device__ __forceinline__ void write_piece(uint4 raw, uint32_t to, int i, int thread) {
-    const int slot = i * 16 + thread / 8;
-    store_shared_16(to + block_place(slot, thread % 8 * 2), widen(raw.x, raw.y));
-    store_shared_16(to + block_place(slot, thread % 8 * 2 + 1), widen(raw.z, raw.w));
-}
-
-// Where the producer is: page i of the tile.
-struct Cursor {
-    const PagedKvCuda& kv;
-    const int32_t* pages;
-    int64_t head_bytes;
-    const Tile& tile;
-    int32_t first_slot;
-    __device__ __forceinline__ const std::byte* from(int page) const {
-        return kv.pool + page * kv.page_stride + head_bytes;
-    }
-    __device__ __forceinline__ Visible visible(int i) const {
-        return {first_slot - i * kPageSlots, tile.slots - i * kPageSlots};
-    }
-    __device__ __forceinline__ int page(int i) const { return i < tile.pages ? pages[i] : 0; }
-};
-
-__device__ __forceinline__ uint32_t stage_address(uint32_t base, int i) {
-    return base + static_cast<uint32_t>(kConsumers * kQueryBytes + i % kStages * kStageBytes);
-}
-
-__device__ __forceinline__ void produce_bf16(const Cursor& cursor, uint32_t base, int thread) {
-    int page = cursor.page(0);
-    for (int i = 0; i < cursor.tile.pages; ++i) {
-        const std::byte* from = cursor.from(page);
-        page = cursor.page(i + 1);
-        barrier_wait(empty_barrier(base, i % kStages), (i / kStages & 1) ^ 1);
-        copy_block(from + cursor.kv.k_offset, stage_address(base, i), thread, cursor.visible(i));
-        copy_block(from + cursor.kv.v_offset, stage_address(base, i) + 2 * kBlockBytes, thread,
-                   cursor.visible(i));
-        barrier_arrive_copies(full_barrier(base, i % kStages));
-    }
-    copy_async_commit();
-    copy_async_wait<0>();  // the block must not end while copies are under way into its memory
-}
-
-// The reads of the next page are under way while this one is widened.
-__device__ __forceinline__ void produce_fp8(const Cursor& cursor, uint32_t base, int thread) {
-    uint4 raw[8];  // four pieces of K, four of V
-    const std::byte* from = cursor.from(cursor.page(0));
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        raw[j] = read_piece(from + (j < 4 ? cursor.kv.k_offset : cursor.kv.v_offset), j % 4, thread,
-                            cursor.visible(0));
-    }
-    int page = cursor.page(1);
-    for (int i = 0; i < cursor.tile.pages; ++i) {
-        from = cursor.from(page);
-        page = cursor.page(i + 2);
-        // Past the last page nothing is visible, and nothing is read.
-        const Visible next = i + 1 < cursor.tile.pages ? cursor.visible(i + 1) : Visible{};
-        barrier_wait(empty_barrier(base, i % kStages), (i / kStages & 1) ^ 1);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            write_piece(raw[j], stage_address(base, i) + j / 4 * 2 * kBlockBytes, j % 4, thread);
-            raw[j] =
-                read_piece(from + (j < 4 ? cursor.kv.k_offset : cursor.kv.v_offset), j % 4, thread, next);
-        }
-        fence_proxy_async();
-        barrier_arrive(full_barrier(base, i % kStages));
-    }
+// The KV tile of step `step`, the last first.
+__device__ __forceinline__ int kv_tile_of(const PrefillKvTiles& kv_tiles, const Tile& tile, int step) {
+    const int place = tile.steps - 1 - step;
+    return kv_tiles.counts == nullptr
+               ? place
+               : kv_tiles.tiles[static_cast<int64_t>(tile.list) * kv_tiles.tiles_max + place];
 }
 
 template <bool Fp8>
-__device__ __forceinline__ void produce(const KernelArgs& args, const Tile& tile, uint32_t base, int thread) {
-    const PagedKvCuda& kv = args.prefill.kv;
-    const Cursor cursor{
-        .kv = kv,
-        .pages = kv.page_tables + static_cast<int64_t>(tile.sequence) * kv.pages_max,
-        .head_bytes = static_cast<int64_t>(tile.kv_head) * kPageSlots * kHeadDim * (Fp8 ? 1 : 2),
-        .tile = tile,
-        .first_slot = args.prefill.first_slot};
-    if constexpr (Fp8) {
-        produce_fp8(cursor, base, thread);
-    } else {
-        produce_bf16(cursor, base, thread);
+struct Bringer {
+    using L = Layout<Fp8>;
+    const KernelArgs& args;
+    uint32_t base;
+    int tiles = 0;
+    int steps = 0;
+
+    // Two pages of one KV head's K or V; a page of -1 lies outside of the map and becomes zeros.
+    __device__ __forceinline__ void bring_pages(uint32_t to, const CUtensorMap* map, int kv_head,
+                                                const int (&pages)[2], uint32_t barrier) {
+        barrier_arrive_expect(barrier, L::kKvBytes);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t page = to + i * kPageSlots * kSwizzleRowBytes;
+            copy_box(page, map, 0, 0, kv_head, pages[i], barrier);
+            if (!Fp8) {
+                copy_box(page + L::kHalf, map, 64, 0, kv_head, pages[i], barrier);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void bring_step(const Tile& tile, int kv_tile, const int (&pages)[2]) {
+        const int key = stage_of<L::kKeyStages>(steps);
+        barrier_wait(empty_barrier(base + L::kKeyBarriers, key), parity_of<L::kKeyStages>(steps) ^ 1);
+        store_shared_4(base + L::kKvTiles + 4 * key, kv_tile);
+        bring_pages(base + L::kKeys + key * L::kKvBytes, &args.k_map, tile.kv_head, pages,
+                    full_barrier(base + L::kKeyBarriers, key));
+        const int value = stage_of<L::kValueStages>(steps);
+        barrier_wait(empty_barrier(base + L::kValueBarriers, value), parity_of<L::kValueStages>(steps) ^ 1);
+        store_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value), kv_tile);
+        bring_pages(base + L::kValues + value * L::kKvBytes, &args.v_map, tile.kv_head, pages,
+                    full_barrier(base + L::kValueBarriers, value));
+    }
+
+    // Lanes 2 i and 2 i + 1 look up the pages of step i of the next 16.
+    __device__ __forceinline__ void bring_kv(const Tile& tile) {
+        const PagedKvCuda& kv = args.prefill.kv;
+        const int32_t* table = kv.page_tables + static_cast<int64_t>(tile.sequence) * kv.pages_max;
+        const int pages_end = (tile.slots + kPageSlots - 1) / kPageSlots;
+        int kv_tile = 0;
+        int page = 0;
+#pragma unroll 1
+        for (int step = 0; step < tile.steps; ++step) {
+            if (step % 16 == 0) {
+                const int mine = min(step + this_lane() / 2, tile.steps - 1);
+                kv_tile = kv_tile_of(args.prefill.kv_tiles, tile, mine);
+                page = 2 * kv_tile + this_lane() % 2 < pages_end ? table[2 * kv_tile + this_lane() % 2] : -1;
+            }
+            const int from = 2 * (step % 16);
+            const int pages[2] = {__shfl_sync(kFullWarp, page, from), __shfl_sync(kFullWarp, page, from + 1)};
+            const int this_tile = __shfl_sync(kFullWarp, kv_tile, from);
+            if (this_lane() == 0) {
+                bring_step(tile, this_tile, pages);
+            }
+            __syncwarp();
+            ++steps;
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        for (;; ++tiles) {
+            const int query = stage_of<L::kQueryStages>(tiles);
+            int work = 0;
+            if (this_lane() == 0) {
+                work = atomicAdd(args.plan.next, 1);
+                barrier_wait(empty_barrier(base + L::kQueryBarriers, query),
+                             parity_of<L::kQueryStages>(tiles) ^ 1);
+            }
+            const Tile tile = make_tile(args, __shfl_sync(kFullWarp, work, 0));
+            if (this_lane() == 0) {
+                const uint32_t barrier = full_barrier(base + L::kQueryBarriers, query);
+                write_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile), tile);
+                if (tile.steps < 0) {
+                    barrier_arrive(barrier);
+                } else {
+                    const uint32_t to = base + L::kQueries + query * 2 * L::kQueryHalf;
+                    const int head = tile.kv_head * args.group;
+                    barrier_arrive_expect(barrier, 2 * kSwizzleRowBytes * args.tile_queries * args.group);
+                    copy_box(to, &args.q_map, 0, head, tile.row, barrier);
+                    copy_box(to + L::kQueryHalf, &args.q_map, 64, head, tile.row, barrier);
+                }
+            }
+            if (tile.steps < 0) {
+                break;
+            }
+            bring_kv(tile);
+        }
+        if (this_lane() == 0 && atomicAdd(args.plan.finished, 1) == static_cast<int>(gridDim.x) - 1) {
+            *args.plan.next = 0;
+            *args.plan.finished = 0;
+        }
+    }
+};
+
+// ---- fp8: the warps that turn V
+
+// Page `half` of a KV tile, [64 slots][128], becomes [128][64 slots]: bytes 64 half .. of the rows at `to`.
+// Of 16 slots, slot 8 b + 2 t + c comes to place 4 t + 2 b + c. Slots outside [seen_first, seen_end) become
+// zeros.
+__device__ __forceinline__ void turn_page(uint32_t from, uint32_t to, int half, int seen_first,
+                                          int seen_end) {
+    const int lane = this_lane();
+    const int i = lane % 8;  // of matrix lane / 8: which row's address this lane gives
+    const uint32_t load = from + swizzle_128(half * kPageSlots + lane / 8 % 2 * 8 + i, lane / 16);
+    // A lane holds rows 2 g and 2 g + 1 of a matrix pair. The first matrix stored has the even rows of the
+    // lower half and the odd ones of the upper, so that its rows lie in different banks.
+    const uint32_t store = to + swizzle_128(lane / 16 * 16 + 2 * i + ((i / 4) ^ (lane / 8 % 2)), half * 4);
+    const uint32_t select = lane < 16 ? 0x6420 : 0x7531;
+#pragma unroll 1
+    for (int part = 0; part < 8; ++part) {  // 16 slots, 64 of the 128 columns
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const uint32_t slots = part / 2;                    // in 16
+            const uint32_t columns = 4 * (part % 2u) + 2u * j;  // in 16
+            uint32_t raw[4];
+            load_transposed((load + slots * 16 * kSwizzleRowBytes) ^ columns << 4, raw);
+            if (seen_first > 0 || seen_end < kPageSlots) {
+#pragma unroll
+                for (int m = 0; m < 4; ++m) {
+                    const int slot = part / 2 * 16 + m % 2 * 8 + lane % 4 * 2;
+                    raw[m] &= (slot >= seen_first && slot < seen_end ? 0x0000FFFFu : 0) |
+                              (slot + 1 >= seen_first && slot + 1 < seen_end ? 0xFFFF0000u : 0);
+                }
+            }
+            const uint32_t turned[4] = {
+                __byte_perm(raw[0], raw[1], select), __byte_perm(raw[0], raw[1], select ^ 0x1111),
+                __byte_perm(raw[2], raw[3], select), __byte_perm(raw[2], raw[3], select ^ 0x1111)};
+            store_matrices((store + columns * 16 * kSwizzleRowBytes) ^ slots << 4, turned);
+        }
     }
 }
 
-// A consumer's 64 rows of q to shared memory; rows past the last query become zeros.
-__device__ __forceinline__ void load_queries(const KernelArgs& args, const Tile& tile, uint32_t to,
-                                             int consumer, int thread) {
-    const auto* q = static_cast<const __nv_bfloat16*>(args.prefill.q);
-    const int group_mask = (1 << args.group_shift) - 1;
+__device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t base, int half) {
+    using L = Layout<true>;
+    int steps = 0;
+    for (int tiles = 0;; ++tiles) {
+        barrier_wait(full_barrier(base + L::kQueryBarriers, 0), parity_of<1>(tiles));
+        const Tile tile = read_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile));
+        __syncwarp();
+        if (this_lane() == 0) {
+            barrier_arrive(empty_barrier(base + L::kQueryBarriers, 0));
+        }
+        if (tile.steps < 0) {
+            return;
+        }
+#pragma unroll 1
+        for (const int end = steps + tile.steps; steps < end; ++steps) {
+            const int turned = stage_of<L::kTurnedStages>(steps);
+            const int value = stage_of<L::kValueStages>(steps);
+            barrier_wait(empty_barrier(base + L::kTurnedBarriers, turned),
+                         parity_of<L::kTurnedStages>(steps) ^ 1);
+            barrier_wait(full_barrier(base + L::kValueBarriers, value), parity_of<L::kValueStages>(steps));
+            const int kv_tile =
+                static_cast<int>(load_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value)));
+            const int first = kv_tile * kPrefillKvSlots + half * kPageSlots;
+            turn_page(base + L::kValues + value * L::kKvBytes, base + L::kTurned + turned * L::kKvBytes, half,
+                      args.prefill.plan.first_slot - first, tile.slots - first);
+            fence_proxy_async();
+            __syncwarp();
+            if (this_lane() == 0) {
+                barrier_arrive(full_barrier(base + L::kTurnedBarriers, turned));
+                barrier_arrive(empty_barrier(base + L::kValueBarriers, value));
+            }
+        }
+    }
+}
+
+// ---- the consumers
+
+// fp8: this consumer's 64 rows of q as e4m3, and their scales. Two threads have a row.
+__device__ __forceinline__ void narrow_queries(uint32_t from, uint32_t to, uint32_t scales, int thread,
+                                               int barrier) {
+    const int row = thread / 2;
+    const int part = thread % 2;
+    uint4 raw[8];
+    float most = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const int row = i * 8 + thread / 16;
-        const int piece = thread % 16;
-        const int query = (consumer * kConsumerRows + row) >> args.group_shift;
-        const int head = (tile.kv_head << args.group_shift) + (row & group_mask);
-        uint4 raw = make_uint4(0, 0, 0, 0);
-        if (query < tile.queries) {
-            raw = *reinterpret_cast<const uint4*>(q + (tile.row + query) * args.prefill.q_stride +
-                                                  head * kHeadDim + piece * 8);
+        raw[i] = load_shared_16(from + i / 4 * Layout<true>::kQueryHalf + swizzle_128(row, 4 * part + i % 4));
+        for (const uint32_t word : {raw[i].x, raw[i].y, raw[i].z, raw[i].w}) {
+            most = fmaxf(most, fmaxf(fabsf(low_bf16(word)), fabsf(high_bf16(word))));
         }
-        store_shared_16(to + block_place(row, piece), raw);
+    }
+    most = warp_reduce<2>(most, Max{});
+    const float factor = most > 0 ? 448.0f / most : 0.0f;
+    const auto narrow = [&](uint32_t low, uint32_t high) {
+        return pack_e4m3x4(low_bf16(low) * factor, high_bf16(low) * factor, low_bf16(high) * factor,
+                           high_bf16(high) * factor);
+    };
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        store_shared_16(to + swizzle_128(row, i / 4 * 4 + 2 * part + i % 4 / 2),
+                        make_uint4(narrow(raw[i].x, raw[i].y), narrow(raw[i].z, raw[i].w),
+                                   narrow(raw[i + 1].x, raw[i + 1].y), narrow(raw[i + 1].z, raw[i + 1].w)));
+    }
+    if (part == 0) {
+        store_shared_4(scales + 4 * row, __float_as_uint(most / 448.0f));
     }
     fence_proxy_async();
-    group_barrier(1 + consumer, 128);
-}
-
-// Online softmax over 64 slots: lane (g, t) of a warp has rows g and g + 8 of the warp's 16.
-struct State {
-    float max[2] = {-INFINITY, -INFINITY};
-    float sum[2] = {0, 0};  // of this lane's columns
-    float out[64] = {};
-};
-
-// Scores (log2 scale) to probabilities.
-__device__ __forceinline__ void soften(float (&scores)[32], State& state) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float max = scores[2 * half];
-#pragma unroll
-        for (int i = 0; i < 32; i += 4) {
-            max = fmaxf(max, fmaxf(scores[i + 2 * half], scores[i + 2 * half + 1]));
-        }
-        max = fmaxf(warp_reduce<4>(max, Max{}), state.max[half]);
-        const float base = max == -INFINITY ? 0.0f : max;
-        const float factor = exp2_fast(state.max[half] - base);
-        state.max[half] = max;
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < 32; i += 4) {
-#pragma unroll
-            for (int c = 2 * half; c < 2 * half + 2; ++c) {
-                scores[i + c] = exp2_fast(scores[i + c] - base);
-                sum += scores[i + c];
-            }
-        }
-        state.sum[half] = fmaf(state.sum[half], factor, sum);
-#pragma unroll
-        for (int i = 0; i < 64; i += 4) {
-            state.out[i + 2 * half] *= factor;
-            state.out[i + 2 * half + 1] *= factor;
-        }
-    }
-}
-
-// Hides what the rows may not see of page `page`.
-__device__ __forceinline__ void hide(float (&scores)[32], const KernelArgs& args, const Tile& tile, int page,
-                                     int row) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int first = page * kPageSlots;
-    const int limit_least = args.prefill.first_slot + tile.position + (row >> args.group_shift);
-    const bool whole = first >= args.prefill.first_slot && first + kPageSlots - 1 <= limit_least;
-    if (whole) {
-        return;
-    }
-    const int limits[2] = {limit_least,
-                           args.prefill.first_slot + tile.position + ((row + 8) >> args.group_shift)};
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-        const int slot = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const bool visible = slot >= args.prefill.first_slot && slot <= limits[i / 2 % 2];
-        scores[i] = visible ? scores[i] : -INFINITY;
-    }
-}
-
-__device__ __forceinline__ void store_rows(const KernelArgs& args, const Tile& tile, State& state, int row) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const float v_scale = args.prefill.kv.v_scale;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float sum = warp_reduce<4>(state.sum[half], Sum{});
-        const float factor = sum == 0 ? 0.0f : v_scale / sum;  // 0: a query that sees nothing
-        const int query = (row + 8 * half) >> args.group_shift;
-        const int head =
-            (tile.kv_head << args.group_shift) + ((row + 8 * half) & ((1 << args.group_shift) - 1));
-        if (query < tile.queries) {
-            auto* to = static_cast<__nv_bfloat16*>(args.prefill.out) +
-                       (tile.row + query) * args.prefill.out_stride + head * kHeadDim + lane % 4 * 2;
-#pragma unroll
-            for (int i = 0; i < 16; ++i) {
-                *reinterpret_cast<uint32_t*>(to + 8 * i) =
-                    pack_bf16(state.out[4 * i + 2 * half] * factor, state.out[4 * i + 2 * half + 1] * factor);
-            }
-        }
-    }
-}
-
-__device__ __forceinline__ void consume(const KernelArgs& args, const Tile& tile, uint32_t base,
-                                        int consumer) {
-    const int thread = static_cast<int>(threadIdx.x) % 128;
-    const uint32_t queries = base + consumer * kQueryBytes;
-    load_queries(args, tile, queries, consumer, thread);
-    const int row = consumer * kConsumerRows + thread / kWarp * 16 + thread % kWarp / 4;  // this lane's first
-    const float k_scale = args.prefill.kv.k_scale;
-    const float scale = args.prefill.scale * k_scale * kLog2E;
-    State state;
-    for (int page = 0; page < tile.pages; ++page) {
-        const int stage = page % kStages;
-        const uint32_t keys = base + kConsumers * kQueryBytes + stage * kStageBytes;
-        barrier_wait(full_barrier(base, stage), page / kStages & 1);
-        fence_proxy_async();  // cp.async wrote K and V
-        float scores[32];
-        mma_begin();
-#pragma unroll
-        for (int step = 0; step < 8; ++step) {
-            const uint32_t offset = static_cast<uint32_t>(step / 4 * kBlockBytes + step % 4 * kMmaStepBytes);
-            mma_shared<false>(scores, mma_descriptor(queries + offset), mma_descriptor(keys + offset),
-                              step > 0);
-        }
-        mma_commit();
-        mma_wait<0>();
-        mma_pin(scores);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-            scores[i] *= scale;
-        }
-        hide(scores, args, tile, page, row);
-        soften(scores, state);
-        uint32_t probabilities[4][4];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-            probabilities[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);
-        }
-        mma_pin(state.out);
-        mma_begin();
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-            const uint32_t values =
-                keys + 2 * kBlockBytes + static_cast<uint32_t>(step * 16 * kSwizzleRowBytes);
-            mma_registers_transposed(state.out, probabilities[step],
-                                     mma_descriptor_transposed(values, kBlockBytes));
-        }
-        mma_commit();
-        mma_wait<0>();
-        mma_pin(state.out);
-        if (thread == 0) {
-            barrier_arrive(empty_barrier(base, stage));
-        }
-    }
-    store_rows(args, tile, state, row);
+    group_barrier(barrier, kGroup);
 }
 
 template <bool Fp8>
-__global__ void __launch_bounds__(kThreads, 1) prefill_kernel(const __grid_constant__ KernelArgs args) {
-    extern __shared__ uint8_t shared_raw[];
-    if (static_cast<int>(blockIdx.y) >= *args.plan.count) {
-        return;
+struct Consumer {
+    using L = Layout<Fp8>;
+    // e4m3 weights of the softmax are 256 times as large, so that small ones keep their bits.
+    static constexpr float kShift = Fp8 ? 8.0f : 0.0f;
+    static constexpr int kPacked = Fp8 ? 4 : 8;  // steps of the product with V
+
+    const KernelArgs& args;
+    const uint32_t base;
+    const int index;
+    const int thread;
+    int tiles = 0;
+    int steps = 0;  // K of this many tiles has been used
+    static constexpr int kValueStages = Fp8 ? L::kTurnedStages : L::kValueStages;
+    static constexpr int kValueBarriers = Fp8 ? L::kTurnedBarriers : L::kValueBarriers;
+    static constexpr int kValues = Fp8 ? L::kTurned : L::kValues;
+
+    // Lane (g, t) of warp w has rows 16 w + g and 16 w + g + 8.
+    float max[2];  // of scores, unscaled
+    float sum[2];  // of this lane's columns
+    float factor[2];
+
+    // Hidden from the compiler, so that it does not hold what few steps need in registers.
+    __device__ __forceinline__ int hidden_thread() const {
+        int hidden = thread;
+        asm volatile("" : "+r"(hidden));
+        return hidden;
     }
+    __device__ __forceinline__ int row(int half) const {
+        const int thread = hidden_thread();
+        return index * kRows + thread / kWarp * 16 + thread % kWarp / 4 + 8 * half;
+    }
+
+    // Returns the first operand of the scores.
+    __device__ __forceinline__ uint32_t begin_tile() {
+        uint32_t queries = base + L::kQueries + stage_of<L::kQueryStages>(tiles) * 2 * L::kQueryHalf +
+                           index * kRows * kSwizzleRowBytes;
+        if constexpr (Fp8) {
+            const uint32_t narrow = base + L::kNarrowQueries + index * kRows * kSwizzleRowBytes;
+            const uint32_t scales = base + L::kScales + 4 * index * kRows;
+            narrow_queries(queries, narrow, scales, hidden_thread(), kGroupBarrier + index);
+            queries = narrow;
+            end_queries();
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            max[half] = -INFINITY;
+            sum[half] = 0;
+            factor[half] = 0;
+        }
+        return queries;
+    }
+    __device__ __forceinline__ void end_queries() {
+        if (thread == 0) {
+            barrier_arrive(empty_barrier(base + L::kQueryBarriers, stage_of<L::kQueryStages>(tiles)));
+        }
+    }
+
+    __device__ __forceinline__ int key() const { return stage_of<L::kKeyStages>(steps); }
+    // Of the KV tile before.
+    __device__ __forceinline__ int value() const { return stage_of<kValueStages>(steps - 1); }
+
+    // Waits for the next K. Returns the KV tile.
+    __device__ __forceinline__ int wait_keys() {
+        barrier_wait(full_barrier(base + L::kKeyBarriers, key()), parity_of<L::kKeyStages>(steps));
+        return static_cast<int>(load_shared_4(base + L::kKvTiles + 4 * key()));
+    }
+    __device__ __forceinline__ void issue_scores(float (&scores)[64], uint32_t queries) {
+        const uint32_t keys = base + L::kKeys + key() * L::kKvBytes;
+        mma_begin();
+#pragma unroll
+        for (int step = 0; step < (Fp8 ? 4 : 8); ++step) {
+            const uint32_t at = static_cast<uint32_t>(step % 4 * kMmaStepBytes);
+            mma_shared<Fp8>(scores, mma_descriptor(queries + step / 4 * L::kQueryHalf + at),
+                            mma_descriptor(keys + step / 4 * L::kHalf + at), step > 0);
+        }
+        mma_commit();
+    }
+    __device__ __forceinline__ void end_keys() {
+        if (thread == 0) {
+            barrier_arrive(empty_barrier(base + L::kKeyBarriers, key()));
+        }
+    }
+
+    __device__ __forceinline__ void wait_values(const Tile& tile, int kv_tile) {
+        barrier_wait(full_barrier(base + kValueBarriers, value()), parity_of<kValueStages>(steps - 1));
+        if (!Fp8 && has_unseen(args, tile, kv_tile)) {
+            clear_unseen(tile, kv_tile);
+        }
+    }
+    // Zeros for the slots that no row sees: 0 times what may lie there could be NaN. Both consumers write
+    // them.
+    __device__ __forceinline__ void clear_unseen(const Tile& tile, int kv_tile) {
+        const int slot = kv_tile * kPrefillKvSlots + thread;
+        if (slot < args.prefill.plan.first_slot || slot >= tile.slots) {
+            const uint32_t to = base + kValues + value() * L::kKvBytes;
+#pragma unroll
+            for (int i = 0; i < 16; ++i) {
+                store_shared_16(to + i / 8 * L::kHalf + swizzle_128(thread, (i + thread / 8) % 8),
+                                make_uint4(0, 0, 0, 0));
+            }
+        }
+        fence_proxy_async();
+        group_barrier(kGroupBarrier + index, kGroup);
+    }
+    // bfloat16: adds to sums. fp8: sums begin at zero.
+    __device__ __forceinline__ void issue_values(float (&sums)[64], const uint32_t (&packed)[kPacked][4]) {
+        const uint32_t values = base + kValues + value() * L::kKvBytes;
+        mma_begin();
+#pragma unroll
+        for (int step = 0; step < kPacked; ++step) {
+            if constexpr (Fp8) {
+                mma_registers_fp8(sums, packed[step], mma_descriptor(values + step * kMmaStepBytes),
+                                  step > 0);
+            } else {
+                mma_registers_transposed(
+                    sums, packed[step],
+                    mma_descriptor_transposed(values + step * 16 * kSwizzleRowBytes, L::kHalf));
+            }
+        }
+        mma_commit();
+    }
+    __device__ __forceinline__ void end_values() {
+        if (thread == 0) {
+            barrier_arrive(empty_barrier(base + kValueBarriers, value()));
+        }
+    }
+
+    // Of a row's scores, times log2(e).
+    __device__ __forceinline__ float scale(int half) const {
+        const float common = args.prefill.scale * args.prefill.kv.k_scale * kLog2E;
+        return Fp8 ? common * __uint_as_float(load_shared_4(base + L::kScales + 4 * row(half))) : common;
+    }
+
+    // Hides what the rows may not see.
+    __device__ __forceinline__ void hide(float (&scores)[64], const Tile& tile, int kv_tile) {
+        const int first = kv_tile * kPrefillKvSlots;
+        const int first_slot = args.prefill.plan.first_slot;
+        if (first >= first_slot && first + kPrefillKvSlots - 1 <= tile.first) {
+            return;
+        }
+        const int limits[2] = {tile.first + row(0) / args.group, tile.first + row(1) / args.group};
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            const int slot = first + i / 4 * 8 + thread % 4 * 2 + i % 2;
+            const bool visible = slot >= first_slot && slot <= limits[i / 2 % 2];
+            scores[i] = visible ? scores[i] : -INFINITY;
+        }
+    }
+
+    // Scores to weights of the softmax; factor: what earlier sums must be multiplied with.
+    __device__ __forceinline__ void soften(float (&scores)[64]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float by = scale(half);
+            float most = max[half];
+#pragma unroll
+            for (int i = 2 * half; i < 64; i += 4) {
+                most = fmaxf(most, fmaxf(scores[i], scores[i + 1]));
+            }
+            most = warp_reduce<4>(most, Max{});
+            const float zero = most == -INFINITY ? 0.0f : most * by - kShift;
+            factor[half] = exp2_fast(fmaf(max[half], by, -kShift) - zero);
+            max[half] = most;
+            float total = 0;
+#pragma unroll
+            for (int i = 2 * half; i < 64; i += 4) {
+                scores[i] = exp2_fast(fmaf(scores[i], by, -zero));
+                scores[i + 1] = exp2_fast(fmaf(scores[i + 1], by, -zero));
+                total += scores[i] + scores[i + 1];
+            }
+            sum[half] = fmaf(sum[half], factor[half], total);
+        }
+    }
+
+    __device__ __forceinline__ void pack(const float (&p)[64], uint32_t (&packed)[kPacked][4]) {
+#pragma unroll
+        for (int i = 0; i < 4 * kPacked; ++i) {
+            if constexpr (Fp8) {  // see turn_page() for the order of the slots
+                const int at = i / 2 * 8 + i % 2 * 2;
+                packed[i / 4][i % 4] = pack_e4m3x4(p[at], p[at + 1], p[at + 4], p[at + 5]);
+            } else {
+                packed[i / 4][i % 4] = pack_bf16(p[2 * i], p[2 * i + 1]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void attend(const Tile& tile) {
+        const uint32_t queries = begin_tile();
+        float out[64] = {};
+        if (tile.steps > 0) {
+            attend_steps(tile, queries, out);
+        }
+        if (!Fp8) {
+            end_queries();
+        }
+        store(read_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile)), out);
+    }
+
+    __device__ __forceinline__ void attend_steps(const Tile& tile, uint32_t queries, float (&out)[64]) {
+        if constexpr (Fp8) {
+            attend_fp8(tile, queries, out);
+        } else {
+            attend_bf16(tile, queries, out);
+        }
+    }
+
+    // The scores of the next KV tile are under way beside the product with V.
+    __device__ __forceinline__ void attend_bf16(const Tile& tile, uint32_t queries, float (&out)[64]) {
+        float scores[64];
+        uint32_t packed[kPacked][4];
+        int kv_tile = wait_keys();
+        issue_scores(scores, queries);
+        mma_wait<0>();
+        mma_pin(scores);
+        end_keys();
+        ++steps;
+        hide(scores, tile, kv_tile);
+        soften(scores);
+        pack(scores, packed);
+        for (int step = 1; step < tile.steps; ++step) {
+            const int next_tile = wait_keys();
+            issue_scores(scores, queries);
+            wait_values(tile, kv_tile);
+            kv_tile = next_tile;
+            mma_pin(out);
+            issue_values(out, packed);
+            mma_wait<1>();
+            mma_pin(scores);
+            end_keys();
+            hide(scores, tile, kv_tile);
+            soften(scores);
+            mma_wait<0>();
+            mma_pin(out);
+            end_values();
+            rescale(out);
+            ++steps;
+            pack(scores, packed);
+        }
+        wait_values(tile, kv_tile);
+        mma_pin(out);
+        issue_values(out, packed);
+        mma_wait<0>();
+        mma_pin(out);
+        end_values();
+    }
+
+    // Scores and the product with V take turns in the same registers; the other consumers' products fill the
+    // gaps.
+    __device__ __forceinline__ void attend_fp8(const Tile& tile, uint32_t queries, float (&out)[64]) {
+        float sums[64];
+        uint32_t packed[kPacked][4];
+#pragma unroll 1
+        for (const int end = steps + tile.steps; steps < end;) {
+            const int kv_tile = wait_keys();
+            issue_scores(sums, queries);
+            mma_wait<0>();
+            mma_pin(sums);
+            end_keys();
+            ++steps;
+            hide(sums, tile, kv_tile);
+            soften(sums);
+            pack(sums, packed);
+            wait_values(tile, kv_tile);
+            issue_values(sums, packed);
+            mma_wait<0>();
+            mma_pin(sums);
+            end_values();
+            add(out, sums);
+        }
+    }
+
+    __device__ __forceinline__ void rescale(float (&out)[64]) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            out[i] *= factor[i / 2 % 2];
+        }
+    }
+    __device__ __forceinline__ void add(float (&out)[64], const float (&part)[64]) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            out[i] = fmaf(out[i], factor[i / 2 % 2], part[i]);
+        }
+    }
+
+    // Four lanes have a row, each two of every 8 columns; they exchange them so that each stores 16 bytes.
+    __device__ __forceinline__ void store(const Tile& tile, const float (&out)[64]) {
+        const int lane = thread % 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float total = warp_reduce<4>(sum[half], Sum{});
+            const float by = total == 0 ? 0.0f : args.prefill.kv.v_scale / total;  // 0: sees nothing
+            const int in_tile = row(half) / args.group;
+            const int head = tile.kv_head * args.group + row(half) % args.group;
+            auto* to = static_cast<__nv_bfloat16*>(args.prefill.out) +
+                       static_cast<int64_t>(tile.row + in_tile) * args.prefill.out_stride + head * kHeadDim;
+#pragma unroll
+            for (int block = 0; block < 4; ++block) {
+                uint32_t words[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int at = 16 * block + 4 * i + 2 * half;
+                    words[i] = pack_bf16(out[at] * by, out[at + 1] * by);
+                }
+                exchange<1>(words, lane);
+                exchange<2>(words, lane);
+                if (in_tile < tile.queries) {
+                    *reinterpret_cast<uint4*>(to + 32 * block + 8 * lane) =
+                        make_uint4(words[0], words[1], words[2], words[3]);
+                }
+            }
+        }
+    }
+    // One step of the transposition of four words over four lanes.
+    template <int Bit>
+    __device__ __forceinline__ void exchange(uint32_t (&words)[4], int lane) {
+        const bool upper = (lane & Bit) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if ((i & Bit) == 0) {
+                const uint32_t give = upper ? words[i] : words[i | Bit];
+                const uint32_t got = __shfl_xor_sync(kFullWarp, give, Bit);
+                words[i] = upper ? got : words[i];
+                words[i | Bit] = upper ? words[i | Bit] : got;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        for (;; ++tiles) {
+            barrier_wait(full_barrier(base + L::kQueryBarriers, stage_of<L::kQueryStages>(tiles)),
+                         parity_of<L::kQueryStages>(tiles));
+            const Tile tile = read_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile));
+            if (tile.steps < 0) {
+                return;
+            }
+            attend(tile);
+        }
+    }
+};
+
+template <bool Fp8>
+__device__ __forceinline__ void init_barriers(uint32_t base) {
+    using L = Layout<Fp8>;
+    const auto init = [](uint32_t ring, int stages, int full, int empty) {
+        for (int stage = 0; stage < stages; ++stage) {
+            barrier_init(full_barrier(ring, stage), full);
+            barrier_init(empty_barrier(ring, stage), empty);
+        }
+    };
+    init(base + L::kQueryBarriers, L::kQueryStages, 1, L::kConsumers + (Fp8 ? kTurners : 0));
+    init(base + L::kKeyBarriers, L::kKeyStages, 1, L::kConsumers);
+    init(base + L::kValueBarriers, L::kValueStages, 1, Fp8 ? kTurners : L::kConsumers);
+    init(base + L::kTurnedBarriers, L::kTurnedStages, kTurners, L::kConsumers);
+    barrier_init_fence();
+}
+
+template <bool Fp8>
+__global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
+    prefill_kernel(const __grid_constant__ KernelArgs args) {
+    extern __shared__ uint8_t shared_raw[];
     const uint32_t base = (shared_address(shared_raw) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < kStages; ++stage) {
-            barrier_init(full_barrier(base, stage), 128);
-            barrier_init(empty_barrier(base, stage), kConsumers);
-        }
-        barrier_init_fence();
+        init_barriers<Fp8>(base);
     }
     __syncthreads();
-    const Tile tile = make_tile(args);
-    const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-    if (warpgroup == kConsumers) {
-        registers_give<80>();
-        produce<Fp8>(args, tile, base, static_cast<int>(threadIdx.x) % 128);
+    const int group = static_cast<int>(threadIdx.x) / kGroup;
+    if (group == 0) {
+        registers_give<Fp8 ? 32 : 40>();
+        const int warp = static_cast<int>(threadIdx.x) / kWarp;
+        if (warp == 0) {
+            Bringer<Fp8>{.args = args, .base = base}.run();
+        } else if (Fp8 && warp <= kTurners) {
+            turn_values(args, base, warp - 1);
+        }
     } else {
-        registers_take<144>();
-        consume(args, tile, base, warpgroup);
+        registers_take<Fp8 ? 160 : 232>();
+        Consumer<Fp8>{
+            .args = args, .base = base, .index = group - 1, .thread = static_cast<int>(threadIdx.x) % kGroup}
+            .run();
     }
+}
+
+CUtensorMap make_kv_map(const PagedKvCuda& kv, int64_t offset, int32_t kv_heads) {
+    const int64_t row = kHeadDim * dtype_size(kv.dtype);
+    // How many pages the pool has is not known here; every page in a table lies in it.
+    const int64_t pages = std::min<int64_t>((int64_t{1} << 39) / kv.page_stride, INT32_MAX);
+    return make_tensor_map(kv.pool + offset, {.dtype = kv.dtype,
+                                              .rank = 4,
+                                              .sizes = {kHeadDim, kPageSlots, kv_heads, pages},
+                                              .strides = {row, kPageSlots * row, kv.page_stride},
+                                              .box = {kPageSlots, 1, 1}});
 }
 
 template <bool Fp8>
 void launch_prefill(cudaStream_t stream, const KernelArgs& args) {
-    cuda_check(
-        cudaFuncSetAttribute(prefill_kernel<Fp8>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    const dim3 grid(static_cast<unsigned>(args.prefill.plan.shape.kv_heads),
-                    static_cast<unsigned>(args.plan.items_max));
-    prefill_kernel<Fp8><<<grid, kThreads, kSharedBytes, stream>>>(args);
+    cuda_check(cudaFuncSetAttribute(prefill_kernel<Fp8>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    Layout<Fp8>::kBytes));
+    const int64_t tiles = args.plan.items_max * args.prefill.plan.shape.kv_heads;
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, args.prefill.sm_count));
+    prefill_kernel<Fp8><<<blocks, Layout<Fp8>::kThreads, Layout<Fp8>::kBytes, stream>>>(args);
     cuda_check_launch();
 }
 
@@ -455,34 +788,25 @@ void launch_prefill(cudaStream_t stream, const KernelArgs& args) {
 
 namespace tessera {
 
-int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t sequences_max,
-                                     int32_t rows_max) {
-    return cuda::make_plan(nullptr, shape, sequences_max, rows_max).bytes;
-}
-
-void prefill_plan_cuda(cudaStream_t stream, const PrefillPlanCudaArgs& args) {
-    check(args.sequences >= 1 && args.sequences <= cuda::kPlanThreads,
-          "attention prefill: 1 to 1024 sequences");
-    const cuda::Plan plan = cuda::make_plan(args.workspace, args.shape, args.sequences, args.rows_max);
-    cuda::plan_kernel<<<1, cuda::kPlanThreads, 0, stream>>>(args, plan,
-                                                            cuda::tile_queries(cuda::group_of(args.shape)));
-    cuda_check_launch();
-}
-
 void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args) {
     const AttentionCudaShape& shape = args.plan.shape;
-    const int32_t group = cuda::group_of(shape);
-    int32_t shift = 0;
-    while (1 << shift < group) {
-        ++shift;
-    }
-    check(group * shape.kv_heads == shape.q_heads && 1 << shift == group && group <= 16,
-          "attention prefill: the query heads of a KV head must be 1, 2, 4, 8 or 16");
-    const cuda::KernelArgs kernel_args{
-        .prefill = args,
-        .plan = cuda::make_plan(args.plan.workspace, shape, args.plan.sequences, args.plan.rows_max),
-        .group_shift = shift,
-        .tile_queries = cuda::tile_queries(group)};
+    const int32_t group = shape.q_heads / shape.kv_heads;
+    check(group * shape.kv_heads == shape.q_heads && group >= 1 && group <= 16,
+          "attention prefill: a KV head must have 1 to 16 query heads");
+    check(args.sm_count >= 1, "attention prefill: the number of multiprocessors is missing");
+    check(args.kv.dtype == args.plan.kv_dtype, "attention prefill: the plan is of another KV format");
+    cuda::KernelArgs kernel_args{.prefill = args,
+                                 .plan = cuda::make_prefill_plan(args.plan),
+                                 .group = group,
+                                 .tile_queries = prefill_cuda_tile_queries(shape, args.kv.dtype)};
+    kernel_args.q_map = cuda::make_tensor_map(
+        args.q, {.dtype = DType::kBFloat16,
+                 .rank = 3,
+                 .sizes = {cuda::kHeadDim, shape.q_heads, args.plan.rows_max},
+                 .strides = {2 * cuda::kHeadDim, 2 * args.q_stride},
+                 .box = {static_cast<uint32_t>(group), static_cast<uint32_t>(kernel_args.tile_queries)}});
+    kernel_args.k_map = cuda::make_kv_map(args.kv, args.kv.k_offset, shape.kv_heads);
+    kernel_args.v_map = cuda::make_kv_map(args.kv, args.kv.v_offset, shape.kv_heads);
     if (args.kv.dtype == DType::kFloat8E4M3) {
         cuda::launch_prefill<true>(stream, kernel_args);
     } else {
