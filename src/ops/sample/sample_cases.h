@@ -40,6 +40,19 @@ class SampleCase {
         return *biases_.emplace_back(std::make_unique<std::vector<std::pair<int32_t, float>>>());
     }
 
+    // Fifty tokens in the prompt, and as many made.
+    void add_history(SampleRowArgs& row, OpRandom& random) {
+        std::vector<uint64_t>& seen = keep_words((vocab_ + 63) / 64);
+        std::vector<int32_t>& counts = keep_ints(vocab_);
+        for (int i = 0; i < 50; ++i) {
+            const int64_t id = random.below(vocab_);
+            seen[static_cast<size_t>(id / 64)] |= uint64_t{1} << (id % 64);
+            ++counts[static_cast<size_t>(random.below(vocab_))];
+        }
+        row.prompt_seen = seen.data();
+        row.output_counts = counts.data();
+    }
+
     int64_t vocab() const { return vocab_; }
     std::vector<SampleRowArgs>& rows() { return rows_; }
     std::vector<SampleRowResult>& results() { return results_; }
@@ -78,15 +91,9 @@ inline void edit_everything(SampleRowArgs& row, OpRandom& random, SampleCase& ow
         row.repetition_penalty = 0.5f + static_cast<float>(random.below(15)) / 10;
         row.presence_penalty = random.uniform() * 2;
         row.frequency_penalty = random.uniform() * 2;
-        std::vector<uint64_t>& seen = owner.keep_words((vocab + 63) / 64);
-        std::vector<int32_t>& counts = owner.keep_ints(vocab);
-        for (int i = 0; i < 50; ++i) {
-            const int64_t id = random.below(vocab);
-            seen[static_cast<size_t>(id / 64)] |= uint64_t{1} << (id % 64);
-            ++counts[static_cast<size_t>(random.below(vocab))];
-        }
-        row.prompt_seen = chance(4) ? nullptr : seen.data();
-        row.output_counts = chance(4) ? nullptr : counts.data();
+        owner.add_history(row, random);
+        row.prompt_seen = chance(4) ? nullptr : row.prompt_seen;
+        row.output_counts = chance(4) ? nullptr : row.output_counts;
     }
     if (chance(3)) {
         std::vector<uint32_t>& allowed = owner.keep_masks((vocab + 31) / 32);

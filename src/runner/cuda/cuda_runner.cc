@@ -429,7 +429,6 @@ void CudaRunnerImpl::enter_step(const StepShape& shape) {
                                     .rows = shape.logits,
                                     .row_slots = inputs.sample_slots,
                                     .slots = memory_.samples,
-                                    .workspace = memory_.sample_workspace,
                                     .results = memory_.results});
     }
 }

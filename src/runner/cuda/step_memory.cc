@@ -71,7 +71,7 @@ Result<StepStaging> StepStaging::allocate(const StepSizes& sizes) {
 
 Result<StepMemory> StepMemory::allocate(const StepSizes& sizes, MemoryBudget& budget) {
     StepMemory out;
-    Status status;
+    Status status = sample_cuda_prepare(sizes.vocab);
     const auto take = [&](auto*& pointer, std::string_view name, int64_t count) {
         using T = std::remove_reference_t<decltype(*pointer)>;
         if (!status.ok()) {
@@ -90,6 +90,7 @@ Result<StepMemory> StepMemory::allocate(const StepSizes& sizes, MemoryBudget& bu
     const int64_t rows = sizes.rows;
     take(out.samples.slot, "slots", rows);
     take(out.samples.prompt_seen, "slots", rows * ((sizes.vocab + 63) / 64));
+    take(out.samples.output_seen, "slots", rows * ((sizes.vocab + 63) / 64));
     take(out.samples.output_counts, "slots", rows * sizes.vocab);
     take(out.samples.last_token, "slots", rows);
     take(out.bias_ids, "slots", rows * kSampleBiasMax);
@@ -103,7 +104,6 @@ Result<StepMemory> StepMemory::allocate(const StepSizes& sizes, MemoryBudget& bu
     take(out.token_positions, "step inputs", sizes.tokens);
     take(out.token_rows, "step inputs", sizes.tokens);
     take(out.row_tables, "page tables", rows * sizes.pages);
-    take(out.sample_workspace, "sampler", sample_cuda_workspace_bytes(sizes.vocab, rows));
     take(out.results, "step results", rows);
     if (!status.ok()) {
         return status;

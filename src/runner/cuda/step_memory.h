@@ -74,8 +74,7 @@ struct StepMemory {
     int32_t* tokens = nullptr;
     int32_t* token_positions = nullptr;
     int32_t* token_rows = nullptr;
-    int32_t* row_tables = nullptr;  // [rows, pages]
-    std::byte* sample_workspace = nullptr;
+    int32_t* row_tables = nullptr;       // [rows, pages]
     SampleRowResult* results = nullptr;  // [rows]
 
     static Result<StepMemory> allocate(const StepSizes& sizes, MemoryBudget& budget);

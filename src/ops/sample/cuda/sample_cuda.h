@@ -11,6 +11,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "base/status.h"
 #include "ops/sample/sample.h"
 
 namespace tessera {
@@ -52,7 +53,8 @@ struct SampleSlots {
     SampleSlot* slot = nullptr;  // [slots]
     uint64_t* prompt_seen =
         nullptr;  // [slots][ceil(vocab / 64)] bit i % 64 of word i / 64: id i is in the prompt
-    int32_t* output_counts = nullptr;    // [slots][vocab]; these two are read where a slot has penalties
+    uint64_t* output_seen = nullptr;     // the same for the tokens made: where output_counts is not 0
+    int32_t* output_counts = nullptr;    // [slots][vocab]; these three are read where a slot has penalties
     const int32_t* bias_ids = nullptr;   // [slots][kSampleBiasMax]
     const float* bias_values = nullptr;  // [slots][kSampleBiasMax]
     const int32_t* forced = nullptr;     // [slots][kSampleForcedMax]
@@ -68,12 +70,16 @@ struct SampleCudaArgs {
     const uint32_t* allowed =
         nullptr;  // [rows, ceil(vocab / 32)] bitmask of the ids that may be chosen; may be null
     SampleSlots slots;
-    std::byte* workspace = nullptr;  // sample_cuda_workspace_bytes(), 256-byte aligned
     // [rows]. A failed row has its error here and leaves its slot as it was.
     SampleRowResult* results = nullptr;
 };
 
-int64_t sample_cuda_workspace_bytes(int64_t vocab, int64_t rows);
+// The largest vocabulary: a row's logits stay in the shared memory of the eight thread blocks of a cluster.
+inline constexpr int64_t kSampleCudaVocabMax = 400000;
+
+// Takes what sample_cuda() needs from the device; once, before the first call. An error where the vocabulary
+// is too large.
+Status sample_cuda_prepare(int64_t vocab);
 void sample_cuda(cudaStream_t stream, const SampleCudaArgs& args);
 
 // Sets the penalties' arrays of one slot: which ids the prompt holds, how often each has been generated.

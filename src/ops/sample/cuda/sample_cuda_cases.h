@@ -18,6 +18,7 @@ class SampleCudaCase {
         const size_t rows = static_cast<size_t>(rows_);
         slots_.resize(rows);
         seen_.resize(rows * seen_words());
+        output_seen_.resize(rows * seen_words());
         counts_.resize(rows * static_cast<size_t>(vocab_));
         bias_ids_.resize(rows * kSampleBiasMax);
         bias_values_.resize(rows * kSampleBiasMax);
@@ -29,6 +30,7 @@ class SampleCudaCase {
             logits.insert(logits.end(), host_->rows()[r].logits, host_->rows()[r].logits + vocab_);
             row_slots_.push_back(static_cast<int32_t>(rows - 1 - r));
         }
+        tessera::check(sample_cuda_prepare(vocab_).ok(), "sample: the vocabulary is too large");
         upload(data, logits);
     }
 
@@ -39,9 +41,8 @@ class SampleCudaCase {
                 .rows = rows_,
                 .row_slots = d_row_slots_->at(0),
                 .allowed = allowed_used_ ? d_allowed_->at(0) : nullptr,
-                .slots = {d_slots_->at(0), d_seen_->at(0), d_counts_->at(0), d_bias_ids_->at(0),
-                          d_bias_values_->at(0), d_forced_->at(0), d_last_->at(0)},
-                .workspace = reinterpret_cast<std::byte*>(d_workspace_->at(0)),
+                .slots = {d_slots_->at(0), d_seen_->at(0), d_output_seen_->at(0), d_counts_->at(0),
+                          d_bias_ids_->at(0), d_bias_values_->at(0), d_forced_->at(0), d_last_->at(0)},
                 .results = d_results_->at(0)};
     }
     void launch(cudaStream_t stream, int set) { sample_cuda(stream, args(set)); }
@@ -49,9 +50,9 @@ class SampleCudaCase {
     OpError check(cudaStream_t stream) {
         d_slots_->upload(slots_);
         d_counts_->upload(counts_);
+        d_output_seen_->upload(output_seen_);
         d_last_->poison();
         d_results_->poison();
-        d_workspace_->poison();
         launch(stream, 0);
         const std::vector<SampleRowResult> got = d_results_->download();
         sample_ref(host_->args());
@@ -98,6 +99,10 @@ class SampleCudaCase {
         }
         if (row.output_counts != nullptr) {
             std::copy_n(row.output_counts, vocab_, counts_.begin() + static_cast<int64_t>(slot_id) * vocab_);
+            for (size_t i = 0; i < static_cast<size_t>(vocab_); ++i) {
+                output_seen_[slot_id * seen_words() + i / 64] |= uint64_t{row.output_counts[i] > 0}
+                                                                 << (i % 64);
+            }
         }
         if (row.allowed != nullptr) {
             allowed_used_ = true;
@@ -112,6 +117,7 @@ class SampleCudaCase {
         d_allowed_ = std::make_unique<DeviceArray<uint32_t>>(data.budget, allowed_, 1);
         d_slots_ = std::make_unique<DeviceArray<SampleSlot>>(data.budget, slots_, 1);
         d_seen_ = std::make_unique<DeviceArray<uint64_t>>(data.budget, seen_, 1);
+        d_output_seen_ = std::make_unique<DeviceArray<uint64_t>>(data.budget, output_seen_, 1);
         d_counts_ = std::make_unique<DeviceArray<int32_t>>(data.budget, counts_, 1);
         d_bias_ids_ = std::make_unique<DeviceArray<int32_t>>(data.budget, bias_ids_, 1);
         d_bias_values_ = std::make_unique<DeviceArray<float>>(data.budget, bias_values_, 1);
@@ -119,9 +125,6 @@ class SampleCudaCase {
         d_last_ = std::make_unique<DeviceArray<int32_t>>(data.budget, std::vector<int32_t>(rows), 1);
         d_results_ = std::make_unique<DeviceArray<SampleRowResult>>(data.budget,
                                                                     std::vector<SampleRowResult>(rows), 1);
-        d_workspace_ = std::make_unique<DeviceArray<uint8_t>>(
-            data.budget,
-            std::vector<uint8_t>(static_cast<size_t>(sample_cuda_workspace_bytes(vocab_, rows_))), 1);
     }
     // The state was taken on by exactly the tokens made.
     OpError check_slots(const std::vector<SampleRowResult>& results) const {
@@ -149,17 +152,16 @@ class SampleCudaCase {
     int64_t vocab_, rows_;
     bool allowed_used_ = false;
     std::vector<SampleSlot> slots_;
-    std::vector<uint64_t> seen_;
+    std::vector<uint64_t> seen_, output_seen_;
     std::vector<int32_t> counts_, bias_ids_, forced_, row_slots_;
     std::vector<float> bias_values_;
     std::vector<uint32_t> allowed_;
     std::unique_ptr<DeviceArray<float>> d_logits_, d_bias_values_;
     std::unique_ptr<DeviceArray<int32_t>> d_row_slots_, d_counts_, d_bias_ids_, d_forced_, d_last_;
     std::unique_ptr<DeviceArray<uint32_t>> d_allowed_;
-    std::unique_ptr<DeviceArray<uint64_t>> d_seen_;
+    std::unique_ptr<DeviceArray<uint64_t>> d_seen_, d_output_seen_;
     std::unique_ptr<DeviceArray<SampleSlot>> d_slots_;
     std::unique_ptr<DeviceArray<SampleRowResult>> d_results_;
-    std::unique_ptr<DeviceArray<uint8_t>> d_workspace_;
 };
 
 struct SampleCudaSpec {
@@ -191,22 +193,39 @@ inline std::vector<CudaOpCase> sample_cuda_cases() {
         row.top_k = 50;
         row.top_p = 0.95f;
     };
+    const auto whole = [](SampleRowArgs& row, OpRandom& random, SampleCase& data) {
+        row.temperature = 0.8f;
+        row.top_k = 50;
+        row.top_p = 0.9f;
+        row.repetition_penalty = 1.1f;
+        row.presence_penalty = 0.2f;
+        row.frequency_penalty = 0.1f;
+        data.add_history(row, random);
+    };
+    const auto wide = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.top_k = 1000; };
+    const auto tail = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.top_p = 0.999f; };
     const auto logprobs = [](SampleRowArgs& row, OpRandom&, SampleCase&) {
         row.temperature = 0;
         row.logprobs = true;
         row.top = 20;
     };
     std::vector<CudaOpCase> cases;
-    for (const int64_t rows : {1, 64}) {
+    for (const int64_t rows : {1, 8, 64, 256}) {
         cases.push_back(sample_cuda_case({"greedy", 120832, rows, 12, greedy}, true));
         cases.push_back(sample_cuda_case({"temperature", 120832, rows, 12, plain}, true));
         cases.push_back(sample_cuda_case({"top_k=50 top_p=0.95", 120832, rows, 12, nucleus}, true));
+        cases.push_back(sample_cuda_case({"penalties top_k=50 top_p=0.9", 120832, rows, 12, whole}, true));
         cases.push_back(sample_cuda_case({"greedy top_logprobs=20", 120832, rows, 12, logprobs}, true));
     }
-    for (const int64_t vocab : {1, 5, 31, 64, 1000, 4096}) {
+    for (const float spread : {1.0f, 12.0f}) {  // the slow way: cuts beyond the candidates
+        cases.push_back(sample_cuda_case({"top_k=1000", 120832, 8, spread, wide}, spread > 1));
+        cases.push_back(sample_cuda_case({"top_p=0.999", 120832, 8, spread, tail}, spread > 1));
+    }
+    for (const int64_t vocab : {1, 5, 31, 64, 1000, 4096, 262144, 400000}) {
         for (const float spread : {0.0f, 0.5f, 5.0f, 40.0f}) {
             const std::string name = "spread=" + std::to_string(static_cast<int>(spread * 10));
-            cases.push_back(sample_cuda_case({name, vocab, 100, spread, edit_everything}, false));
+            const int64_t rows = vocab > 5000 ? 10 : 100;
+            cases.push_back(sample_cuda_case({name, vocab, rows, spread, edit_everything}, false));
         }
     }
     cases.push_back(sample_cuda_case({"everything", 120832, 48, 5, edit_everything}, true));

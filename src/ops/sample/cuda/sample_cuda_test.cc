@@ -123,8 +123,10 @@ TEST_F(SampleCuda, HistoryIsSetForOneSlot) {
     constexpr size_t kWords = (kVocab + 63) / 64;
     const DeviceArray<uint64_t> seen(budget_, std::vector<uint64_t>(3 * kWords, ~uint64_t{0}), 1);
     const DeviceArray<int32_t> counts(budget_, std::vector<int32_t>(3 * kVocab, 9), 1);
+    const DeviceArray<uint64_t> made(budget_, std::vector<uint64_t>(3 * kWords, ~uint64_t{0}), 1);
     SampleSlots slots;
     slots.prompt_seen = seen.at(0);
+    slots.output_seen = made.at(0);
     slots.output_counts = counts.at(0);
     sample_history_cuda(stream_.get(), {.slots = slots,
                                         .vocab = kVocab,
@@ -134,6 +136,11 @@ TEST_F(SampleCuda, HistoryIsSetForOneSlot) {
                                         .output = d_output.at(0),
                                         .output_count = 3});
     const std::vector<uint64_t> got_seen = seen.download();
+    const std::vector<uint64_t> got_made = made.download();
+    EXPECT_EQ(got_made[kWords - 1], ~uint64_t{0});
+    EXPECT_EQ(got_made[kWords], uint64_t{0x21});  // 5 and 0
+    EXPECT_EQ(got_made[kWords + 1], uint64_t{0});
+    EXPECT_EQ(got_made[2 * kWords], ~uint64_t{0});
     const std::vector<int32_t> got_counts = counts.download();
     EXPECT_EQ(got_seen[kWords - 1], ~uint64_t{0});
     EXPECT_EQ(got_seen[kWords], uint64_t{8});

@@ -1,5 +1,4 @@
-// What the two kernels of the sampler share: the workspace, and the float32 operations of sample_common.h one
-// by one.
+// One row's arithmetic on the device: the float32 operations of sample_common.h, one by one.
 #pragma once
 
 #include <cstdint>
@@ -10,43 +9,6 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kSampleParts = 32;  // pieces of a row in the first kernel
-
-// What the first kernel finds in one piece of a row.
-struct SamplePart {
-    uint64_t best = 0;      // ranked() of the best token after the edits
-    uint64_t raw_best = 0;  // and before them
-    double raw_sum = 0;     // of exp(logit - the piece's own best), where log-probabilities are asked for
-    int32_t not_finite = 0;
-    uint64_t top[kSampleTopMax] = {};  // ranked() of the best raw logits, where asked for; 0 = none
-};
-
-// The workspace of all rows. `edited` is the row after the edits; the choosing kernel then keeps the tokens
-// that have a weight there as ordered_bits(), piece by piece, beside their ids and weights.
-struct SampleScratch {
-    SamplePart* parts = nullptr;  // [rows][kSampleParts]
-    uint32_t* edited = nullptr;   // [rows][vocab] float32 bits, or ordered_bits()
-    int32_t* ids = nullptr;       // [rows][vocab]
-    uint32_t* weights = nullptr;  // [rows][vocab]
-
-    // `memory` may be null, to learn `bytes`.
-    static SampleScratch at(std::byte* memory, int64_t vocab, int64_t rows, int64_t* bytes) {
-        const int64_t parts_bytes = rows * kSampleParts * static_cast<int64_t>(sizeof(SamplePart));
-        const int64_t row_bytes = rows * vocab * 4;
-        if (bytes != nullptr) {
-            *bytes = parts_bytes + 3 * row_bytes;
-        }
-        SampleScratch scratch;
-        if (memory != nullptr) {
-            scratch.parts = reinterpret_cast<SamplePart*>(memory);
-            scratch.edited = reinterpret_cast<uint32_t*>(memory + parts_bytes);
-            scratch.ids = reinterpret_cast<int32_t*>(memory + parts_bytes + row_bytes);
-            scratch.weights = reinterpret_cast<uint32_t*>(memory + parts_bytes + 2 * row_bytes);
-        }
-        return scratch;
-    }
-};
-
 __device__ __forceinline__ float minus_infinity() {
     return __int_as_float(0xFF800000);
 }
@@ -56,10 +18,18 @@ __device__ __forceinline__ bool is_greedy(const SampleSlot& slot) {
     return slot.temperature < 1e-5f;
 }
 
+__device__ __forceinline__ bool masks_stops(const SampleSlot& slot) {
+    return slot.outputs < slot.min_tokens && slot.stop_count > 0;
+}
+
 // Whether the row's choice reads anything but its logits.
 __device__ __forceinline__ bool has_edits(const SampleCudaArgs& args, const SampleSlot& slot) {
-    return args.allowed != nullptr || slot.bias_count > 0 || slot.has_penalties() ||
-           (slot.outputs < slot.min_tokens && slot.stop_count > 0);
+    return args.allowed != nullptr || slot.bias_count > 0 || slot.has_penalties() || masks_stops(slot);
+}
+
+__device__ __forceinline__ float biased(float x, float bias) {
+    const float sum = __fadd_rn(x, bias);
+    return kSampleLogitMax < sum ? kSampleLogitMax : sum;
 }
 
 __device__ __forceinline__ float penalised(float x, bool in_prompt, int32_t count, const SampleSlot& slot) {
@@ -82,6 +52,60 @@ __device__ __forceinline__ float scaled_logit(float x, float temperature) {
 __device__ __forceinline__ uint32_t token_weight(float x, float max, float min_p) {
     const float p = cuda::exp_f32(__fsub_rn(x, max));
     return p < min_p ? 0u : static_cast<uint32_t>(__float2int_rn(__fmul_rn(p, 1073741824.0f)));
+}
+
+// A point in [0, total): 64 bits of Philox4x32-10 (Salmon et al., 2011) keyed by the seed, counted by the
+// position.
+__device__ inline uint64_t draw_point(uint64_t seed, uint64_t position, uint64_t total) {
+    uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t a = uint64_t{0xD2511F53} * c0;
+        const uint64_t b = uint64_t{0xCD9E8D57} * c2;
+        c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+        c1 = static_cast<uint32_t>(b);
+        c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+        c3 = static_cast<uint32_t>(a);
+        k0 += 0x9E3779B9;
+        k1 += 0xBB67AE85;
+    }
+    return __umul64hi(uint64_t{c1} << 32 | c0, total);
+}
+
+__device__ __forceinline__ int32_t forced_token(const SampleCudaArgs& args, const SampleSlot& slot,
+                                                int32_t slot_id) {
+    if (slot.forced_next < 0 || slot.forced_next >= slot.forced_count) {
+        return -1;
+    }
+    return args.slots.forced[static_cast<int64_t>(slot_id) * kSampleForcedMax + slot.forced_next];
+}
+
+// A stop token while `forced_after` is awaited would end the request before the forced tokens come.
+__device__ __forceinline__ bool stops_early(const SampleSlot& slot, int32_t token) {
+    bool stop = false;
+    for (int32_t i = 0; slot.forced_next < 0 && i < slot.stop_count; ++i) {
+        stop = stop || slot.stop_ids[i] == token;
+    }
+    return stop;
+}
+
+// Takes the token into the slot's state.
+__device__ inline void append_output(const SampleCudaArgs& args, SampleSlot& slot, int32_t slot_id,
+                                     int32_t token) {
+    if (slot.has_penalties()) {
+        ++args.slots.output_counts[slot_id * args.vocab + token];
+        args.slots.output_seen[slot_id * ((args.vocab + 63) / 64) + token / 64] |= uint64_t{1}
+                                                                                   << (token % 64);
+    }
+    ++slot.outputs;
+    if (slot.forced_next < 0) {
+        slot.forced_next = token == slot.forced_after ? 0 : -1;
+    } else if (slot.forced_next < slot.forced_count) {
+        ++slot.forced_next;
+    }
+    if (args.slots.last_token != nullptr) {
+        args.slots.last_token[slot_id] = token;
+    }
 }
 
 }  // namespace tessera::cuda
