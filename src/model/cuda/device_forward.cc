@@ -112,9 +112,11 @@ Status DeviceForward::allocate(MemoryBudget& budget) {
         status = allocate_layout(budget, "attention", attention_memory_, [&](Layout& layout) {
             layout.take(decode_workspace_, decode_cuda_workspace_bytes(decode_plan(DeviceBatch{})));
             layout.take(prefill_workspace_,
-                        prefill_cuda_workspace_bytes(shape_, options_.sequences_max, options_.tokens_max));
+                        prefill_cuda_workspace_bytes(shape_, format_.kv_dtype, options_.sequences_max,
+                                                     options_.tokens_max));
             layout.take(decode_rows_workspace_,
-                        prefill_cuda_workspace_bytes(shape_, options_.sequences_max, options_.sequences_max));
+                        prefill_cuda_workspace_bytes(shape_, format_.kv_dtype, options_.sequences_max,
+                                                     options_.sequences_max));
             layout.take(row_numbers_, options_.sequences_max + 1);
         });
     }
@@ -230,17 +232,23 @@ DecodePlanCudaArgs DeviceForward::decode_plan(const DeviceBatch& batch) const {
 
 PrefillPlanCudaArgs DeviceForward::prefill_plan(const DeviceBatch& batch) const {
     return {.first_rows = batch.prefill_first_rows,
+            .positions = batch.first_positions + batch.decode_rows,
+            .first_slot = first_slot_,
             .sequences = batch.prefill_rows,
             .rows_max = batch.tokens_count - batch.decode_rows,
             .shape = shape_,
+            .kv_dtype = format_.kv_dtype,
             .workspace = prefill_workspace_};
 }
 
 PrefillPlanCudaArgs DeviceForward::decode_rows_plan(const DeviceBatch& batch) const {
     return {.first_rows = row_numbers_,
+            .positions = batch.first_positions,
+            .first_slot = first_slot_,
             .sequences = batch.decode_rows,
             .rows_max = batch.decode_rows,
             .shape = shape_,
+            .kv_dtype = format_.kv_dtype,
             .workspace = decode_rows_workspace_};
 }
 
@@ -342,13 +350,12 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
         .pages_max = pages_max_};
     PrefillCudaArgs prefill{.plan = decode_rows_plan(batch),
                             .kv = kv,
-                            .positions = batch.first_positions,
-                            .first_slot = first_slot_,
                             .q = qkv_,
                             .q_stride = qkv_width(),
                             .out = attention_,
                             .out_stride = config_.q_width(),
-                            .scale = scale};
+                            .scale = scale,
+                            .sm_count = device_.sm_count};
     if (batch.decode_rows > 0 && options_.deterministic) {
         attention_prefill_cuda(stream, prefill);
     } else if (batch.decode_rows > 0) {
@@ -363,7 +370,6 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
     if (batch.prefill_rows > 0) {
         prefill.plan = prefill_plan(batch);
         prefill.kv.page_tables += static_cast<int64_t>(batch.decode_rows) * pages_max_;
-        prefill.positions = batch.first_positions + batch.decode_rows;
         prefill.q = qkv_ + batch.decode_rows * qkv_width();
         prefill.out = attention_ + batch.decode_rows * config_.q_width();
         attention_prefill_cuda(stream, prefill);

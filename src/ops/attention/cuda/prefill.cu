@@ -19,330 +19,12 @@
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
-#include "ops/attention/cuda/prefill_plan.h"
-#include "ops/common/cuda/async_copy.cuh"
+#include "ops/attention/cuda/prefill_bring.cuh"
 #include "ops/common/cuda/convert.cuh"
-#include "ops/common/cuda/mma.cuh"
-#include "ops/common/cuda/reduce.cuh"
 #include "ops/common/cuda/tensor_map.h"
-#include "ops/common/cuda/wgmma.cuh"
 
-namespace tessera::cuda {
+namespace tessera::cuda::prefill {
 namespace {
-
-constexpr int kHeadDim = 128;
-constexpr int kPageSlots = 64;
-constexpr int kRows = 64;    // of q, of a consumer
-constexpr int kGroup = 128;  // threads of a warpgroup
-constexpr int kTurners = 2;  // fp8: warps that turn V
-constexpr float kLog2E = 1.4426950408889634f;
-
-// Named barriers among the threads of each consumer.
-constexpr int kGroupBarrier = 1;
-
-// What the blocks' warps need to know of a query tile.
-struct Tile {
-    int32_t row = 0;  // of q: the tile's first query
-    int32_t queries = 0;
-    int32_t kv_head = 0;
-    int32_t first = 0;  // the tile's first query sees slots up to this one
-    int32_t slots = 0;  // the last query sees slots [first_slot, slots)
-    int32_t steps = 0;  // KV tiles; -1: no more tiles
-    int32_t sequence = 0;
-    int32_t list = 0;
-};
-
-struct KernelArgs {
-    CUtensorMap q_map;  // [row][head][128], boxes of a tile's queries and heads
-    CUtensorMap k_map;  // [page][head][slot][128], boxes of a page's slots
-    CUtensorMap v_map;
-    PrefillCudaArgs prefill;
-    PrefillPlan plan;
-    int32_t group = 0;
-    int32_t tile_queries = 0;
-};
-
-// Rings of 2^n buffers: the buffer of the count-th use, and the parity of its barriers' phase.
-template <int Stages>
-__device__ __forceinline__ int stage_of(int count) {
-    static_assert((Stages & (Stages - 1)) == 0);
-    return count & (Stages - 1);
-}
-template <int Stages>
-__device__ __forceinline__ uint32_t parity_of(int count) {
-    return count / Stages & 1;
-}
-
-// Shared memory, in bytes from a 1024-byte aligned begin. Every ring has a barrier `full` and one `empty` for
-// each buffer.
-template <bool Fp8>
-struct Layout {
-    static constexpr int kConsumers = prefill_rows(Fp8) / kRows;
-    static constexpr int kThreads = (kConsumers + 1) * kGroup;
-    static constexpr int kQueryStages = Fp8 ? 1 : 2;
-    static constexpr int kTileStages = 2 * kQueryStages;  // consumers may store while the next ones come
-    static constexpr int kKeyStages = Fp8 ? 4 : 2;
-    static constexpr int kValueStages = 2;
-    static constexpr int kTurnedStages = Fp8 ? 2 : 1;
-    static constexpr int kHalf =
-        kPrefillKvSlots * kSwizzleRowBytes;  // 128 rows of 64 bfloat16 or of 128 e4m3
-    static constexpr int kQueryHalf = prefill_rows(Fp8) * kSwizzleRowBytes;
-    static constexpr int kKvBytes = (Fp8 ? 1 : 2) * kHalf;
-
-    static constexpr int kQueries = 0;  // bfloat16
-    static constexpr int kNarrowQueries = kQueries + kQueryStages * 2 * kQueryHalf;
-    static constexpr int kKeys = kNarrowQueries + (Fp8 ? kQueryHalf : 0);
-    static constexpr int kValues = kKeys + kKeyStages * kKvBytes;
-    static constexpr int kTurned = kValues + kValueStages * kKvBytes;
-    static constexpr int kTiles = kTurned + (Fp8 ? kTurnedStages * kKvBytes : 0);
-    static constexpr int kKvTiles = kTiles + kTileStages * static_cast<int>(sizeof(Tile));
-    static constexpr int kScales = kKvTiles + 4 * (kKeyStages + kValueStages);
-    static constexpr int kQueryBarriers = (kScales + (Fp8 ? 4 * prefill_rows(true) : 0) + 7) / 8 * 8;
-    static constexpr int kKeyBarriers = kQueryBarriers + 16 * kQueryStages;
-    static constexpr int kValueBarriers = kKeyBarriers + 16 * kKeyStages;
-    static constexpr int kTurnedBarriers = kValueBarriers + 16 * kValueStages;
-    static constexpr int kBytes = kTurnedBarriers + 16 * kTurnedStages + 1024;
-    static_assert(kBytes <= 227 * 1024);
-};
-
-__device__ __forceinline__ uint32_t full_barrier(uint32_t ring, int stage) {
-    return ring + 16 * stage;
-}
-__device__ __forceinline__ uint32_t empty_barrier(uint32_t ring, int stage) {
-    return ring + 16 * stage + 8;
-}
-
-__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-__device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
-    uint32_t value;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void write_tile(uint32_t to, const Tile& tile) {
-    store_shared_16(to, make_uint4(tile.row, tile.queries, tile.kv_head, tile.first));
-    store_shared_16(to + 16, make_uint4(tile.slots, tile.steps, tile.sequence, tile.list));
-}
-__device__ __forceinline__ Tile read_tile(uint32_t from) {
-    const uint4 low = load_shared_16(from);
-    const uint4 high = load_shared_16(from + 16);
-    return {static_cast<int>(low.x),  static_cast<int>(low.y),  static_cast<int>(low.z),
-            static_cast<int>(low.w),  static_cast<int>(high.x), static_cast<int>(high.y),
-            static_cast<int>(high.z), static_cast<int>(high.w)};
-}
-
-// Whether some slots of the KV tile are of no sequence or not yet there, so that they may hold anything.
-__device__ __forceinline__ bool has_unseen(const KernelArgs& args, const Tile& tile, int kv_tile) {
-    return kv_tile * kPrefillKvSlots < args.prefill.plan.first_slot ||
-           (kv_tile + 1) * kPrefillKvSlots > tile.slots;
-}
-
-// Read anew at each call, so that the compiler does not hold all that depends on it in registers.
-__device__ __forceinline__ int this_lane() {
-    int lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
-// ---- the warp that brings
-
-__device__ __forceinline__ Tile make_tile(const KernelArgs& args, int work) {
-    const PrefillPlanCudaArgs& plan = args.prefill.plan;
-    const int count = *args.plan.count;
-    if (work >= count * plan.shape.kv_heads) {
-        return {.steps = -1};
-    }
-    const PrefillItem item = args.plan.items[work % count];
-    const int begin = plan.first_rows[item.sequence];
-    Tile tile{.row = begin + item.query, .kv_head = work / count, .sequence = item.sequence};
-    tile.queries = min(args.tile_queries, plan.first_rows[item.sequence + 1] - tile.row);
-    tile.first = plan.first_slot + plan.positions[item.sequence] + item.query;
-    tile.slots = tile.first + tile.queries;
-    tile.list = (tile.row / args.tile_queries + item.sequence) * plan.shape.kv_heads + tile.kv_head;
-    tile.steps = tile.slots > plan.first_slot ? (tile.slots + kPrefillKvSlots - 1) / kPrefillKvSlots : 0;
-    if (args.prefill.kv_tiles.counts != nullptr) {
-        tile.steps = min(tile.steps, args.prefill.kv_tiles.counts[tile.list]);
-    }
-    return tile;
-}
-
-// The KV tile of step `step`, the last first.
-__device__ __forceinline__ int kv_tile_of(const PrefillKvTiles& kv_tiles, const Tile& tile, int step) {
-    const int place = tile.steps - 1 - step;
-    return kv_tiles.counts == nullptr
-               ? place
-               : kv_tiles.tiles[static_cast<int64_t>(tile.list) * kv_tiles.tiles_max + place];
-}
-
-template <bool Fp8>
-struct Bringer {
-    using L = Layout<Fp8>;
-    const KernelArgs& args;
-    uint32_t base;
-    int tiles = 0;
-    int steps = 0;
-
-    // Two pages of one KV head's K or V; a page of -1 lies outside of the map and becomes zeros.
-    __device__ __forceinline__ void bring_pages(uint32_t to, const CUtensorMap* map, int kv_head,
-                                                const int (&pages)[2], uint32_t barrier) {
-        barrier_arrive_expect(barrier, L::kKvBytes);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint32_t page = to + i * kPageSlots * kSwizzleRowBytes;
-            copy_box(page, map, 0, 0, kv_head, pages[i], barrier);
-            if (!Fp8) {
-                copy_box(page + L::kHalf, map, 64, 0, kv_head, pages[i], barrier);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void bring_step(const Tile& tile, int kv_tile, const int (&pages)[2]) {
-        const int key = stage_of<L::kKeyStages>(steps);
-        barrier_wait(empty_barrier(base + L::kKeyBarriers, key), parity_of<L::kKeyStages>(steps) ^ 1);
-        store_shared_4(base + L::kKvTiles + 4 * key, kv_tile);
-        bring_pages(base + L::kKeys + key * L::kKvBytes, &args.k_map, tile.kv_head, pages,
-                    full_barrier(base + L::kKeyBarriers, key));
-        const int value = stage_of<L::kValueStages>(steps);
-        barrier_wait(empty_barrier(base + L::kValueBarriers, value), parity_of<L::kValueStages>(steps) ^ 1);
-        store_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value), kv_tile);
-        bring_pages(base + L::kValues + value * L::kKvBytes, &args.v_map, tile.kv_head, pages,
-                    full_barrier(base + L::kValueBarriers, value));
-    }
-
-    // Lanes 2 i and 2 i + 1 look up the pages of step i of the next 16.
-    __device__ __forceinline__ void bring_kv(const Tile& tile) {
-        const PagedKvCuda& kv = args.prefill.kv;
-        const int32_t* table = kv.page_tables + static_cast<int64_t>(tile.sequence) * kv.pages_max;
-        const int pages_end = (tile.slots + kPageSlots - 1) / kPageSlots;
-        int kv_tile = 0;
-        int page = 0;
-#pragma unroll 1
-        for (int step = 0; step < tile.steps; ++step) {
-            if (step % 16 == 0) {
-                const int mine = min(step + this_lane() / 2, tile.steps - 1);
-                kv_tile = kv_tile_of(args.prefill.kv_tiles, tile, mine);
-                page = 2 * kv_tile + this_lane() % 2 < pages_end ? table[2 * kv_tile + this_lane() % 2] : -1;
-            }
-            const int from = 2 * (step % 16);
-            const int pages[2] = {__shfl_sync(kFullWarp, page, from), __shfl_sync(kFullWarp, page, from + 1)};
-            const int this_tile = __shfl_sync(kFullWarp, kv_tile, from);
-            if (this_lane() == 0) {
-                bring_step(tile, this_tile, pages);
-            }
-            __syncwarp();
-            ++steps;
-        }
-    }
-
-    __device__ __forceinline__ void run() {
-        for (;; ++tiles) {
-            const int query = stage_of<L::kQueryStages>(tiles);
-            int work = 0;
-            if (this_lane() == 0) {
-                work = atomicAdd(args.plan.next, 1);
-                barrier_wait(empty_barrier(base + L::kQueryBarriers, query),
-                             parity_of<L::kQueryStages>(tiles) ^ 1);
-            }
-            const Tile tile = make_tile(args, __shfl_sync(kFullWarp, work, 0));
-            if (this_lane() == 0) {
-                const uint32_t barrier = full_barrier(base + L::kQueryBarriers, query);
-                write_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile), tile);
-                if (tile.steps < 0) {
-                    barrier_arrive(barrier);
-                } else {
-                    const uint32_t to = base + L::kQueries + query * 2 * L::kQueryHalf;
-                    const int head = tile.kv_head * args.group;
-                    barrier_arrive_expect(barrier, 2 * kSwizzleRowBytes * args.tile_queries * args.group);
-                    copy_box(to, &args.q_map, 0, head, tile.row, barrier);
-                    copy_box(to + L::kQueryHalf, &args.q_map, 64, head, tile.row, barrier);
-                }
-            }
-            if (tile.steps < 0) {
-                break;
-            }
-            bring_kv(tile);
-        }
-        if (this_lane() == 0 && atomicAdd(args.plan.finished, 1) == static_cast<int>(gridDim.x) - 1) {
-            *args.plan.next = 0;
-            *args.plan.finished = 0;
-        }
-    }
-};
-
-// ---- fp8: the warps that turn V
-
-// Page `half` of a KV tile, [64 slots][128], becomes [128][64 slots]: bytes 64 half .. of the rows at `to`.
-// Of 16 slots, slot 8 b + 2 t + c comes to place 4 t + 2 b + c. Slots outside [seen_first, seen_end) become
-// zeros.
-__device__ __forceinline__ void turn_page(uint32_t from, uint32_t to, int half, int seen_first,
-                                          int seen_end) {
-    const int lane = this_lane();
-    const int i = lane % 8;  // of matrix lane / 8: which row's address this lane gives
-    const uint32_t load = from + swizzle_128(half * kPageSlots + lane / 8 % 2 * 8 + i, lane / 16);
-    // A lane holds rows 2 g and 2 g + 1 of a matrix pair. The first matrix stored has the even rows of the
-    // lower half and the odd ones of the upper, so that its rows lie in different banks.
-    const uint32_t store = to + swizzle_128(lane / 16 * 16 + 2 * i + ((i / 4) ^ (lane / 8 % 2)), half * 4);
-    const uint32_t select = lane < 16 ? 0x6420 : 0x7531;
-#pragma unroll 1
-    for (int part = 0; part < 8; ++part) {  // 16 slots, 64 of the 128 columns
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const uint32_t slots = part / 2;                    // in 16
-            const uint32_t columns = 4 * (part % 2u) + 2u * j;  // in 16
-            uint32_t raw[4];
-            load_transposed((load + slots * 16 * kSwizzleRowBytes) ^ columns << 4, raw);
-            if (seen_first > 0 || seen_end < kPageSlots) {
-#pragma unroll
-                for (int m = 0; m < 4; ++m) {
-                    const int slot = part / 2 * 16 + m % 2 * 8 + lane % 4 * 2;
-                    raw[m] &= (slot >= seen_first && slot < seen_end ? 0x0000FFFFu : 0) |
-                              (slot + 1 >= seen_first && slot + 1 < seen_end ? 0xFFFF0000u : 0);
-                }
-            }
-            const uint32_t turned[4] = {
-                __byte_perm(raw[0], raw[1], select), __byte_perm(raw[0], raw[1], select ^ 0x1111),
-                __byte_perm(raw[2], raw[3], select), __byte_perm(raw[2], raw[3], select ^ 0x1111)};
-            store_matrices((store + columns * 16 * kSwizzleRowBytes) ^ slots << 4, turned);
-        }
-    }
-}
-
-__device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t base, int half) {
-    using L = Layout<true>;
-    int steps = 0;
-    for (int tiles = 0;; ++tiles) {
-        barrier_wait(full_barrier(base + L::kQueryBarriers, 0), parity_of<1>(tiles));
-        const Tile tile = read_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile));
-        __syncwarp();
-        if (this_lane() == 0) {
-            barrier_arrive(empty_barrier(base + L::kQueryBarriers, 0));
-        }
-        if (tile.steps < 0) {
-            return;
-        }
-#pragma unroll 1
-        for (const int end = steps + tile.steps; steps < end; ++steps) {
-            const int turned = stage_of<L::kTurnedStages>(steps);
-            const int value = stage_of<L::kValueStages>(steps);
-            barrier_wait(empty_barrier(base + L::kTurnedBarriers, turned),
-                         parity_of<L::kTurnedStages>(steps) ^ 1);
-            barrier_wait(full_barrier(base + L::kValueBarriers, value), parity_of<L::kValueStages>(steps));
-            const int kv_tile =
-                static_cast<int>(load_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value)));
-            const int first = kv_tile * kPrefillKvSlots + half * kPageSlots;
-            turn_page(base + L::kValues + value * L::kKvBytes, base + L::kTurned + turned * L::kKvBytes, half,
-                      args.prefill.plan.first_slot - first, tile.slots - first);
-            fence_proxy_async();
-            __syncwarp();
-            if (this_lane() == 0) {
-                barrier_arrive(full_barrier(base + L::kTurnedBarriers, turned));
-                barrier_arrive(empty_barrier(base + L::kValueBarriers, value));
-            }
-        }
-    }
-}
 
 // ---- the consumers
 
@@ -721,22 +403,6 @@ struct Consumer {
 };
 
 template <bool Fp8>
-__device__ __forceinline__ void init_barriers(uint32_t base) {
-    using L = Layout<Fp8>;
-    const auto init = [](uint32_t ring, int stages, int full, int empty) {
-        for (int stage = 0; stage < stages; ++stage) {
-            barrier_init(full_barrier(ring, stage), full);
-            barrier_init(empty_barrier(ring, stage), empty);
-        }
-    };
-    init(base + L::kQueryBarriers, L::kQueryStages, 1, L::kConsumers + (Fp8 ? kTurners : 0));
-    init(base + L::kKeyBarriers, L::kKeyStages, 1, L::kConsumers);
-    init(base + L::kValueBarriers, L::kValueStages, 1, Fp8 ? kTurners : L::kConsumers);
-    init(base + L::kTurnedBarriers, L::kTurnedStages, kTurners, L::kConsumers);
-    barrier_init_fence();
-}
-
-template <bool Fp8>
 __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelArgs args) {
     extern __shared__ uint8_t shared_raw[];
@@ -784,7 +450,7 @@ void launch_prefill(cudaStream_t stream, const KernelArgs& args) {
 }
 
 }  // namespace
-}  // namespace tessera::cuda
+}  // namespace tessera::cuda::prefill
 
 namespace tessera {
 
@@ -795,23 +461,23 @@ void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args) {
           "attention prefill: a KV head must have 1 to 16 query heads");
     check(args.sm_count >= 1, "attention prefill: the number of multiprocessors is missing");
     check(args.kv.dtype == args.plan.kv_dtype, "attention prefill: the plan is of another KV format");
-    cuda::KernelArgs kernel_args{.prefill = args,
-                                 .plan = cuda::make_prefill_plan(args.plan),
-                                 .group = group,
-                                 .tile_queries = prefill_cuda_tile_queries(shape, args.kv.dtype)};
+    cuda::prefill::KernelArgs kernel_args{.prefill = args,
+                                          .plan = cuda::make_prefill_plan(args.plan),
+                                          .group = group,
+                                          .tile_queries = prefill_cuda_tile_queries(shape, args.kv.dtype)};
     kernel_args.q_map = cuda::make_tensor_map(
         args.q, {.dtype = DType::kBFloat16,
                  .rank = 3,
-                 .sizes = {cuda::kHeadDim, shape.q_heads, args.plan.rows_max},
-                 .strides = {2 * cuda::kHeadDim, 2 * args.q_stride},
+                 .sizes = {cuda::prefill::kHeadDim, shape.q_heads, args.plan.rows_max},
+                 .strides = {2 * cuda::prefill::kHeadDim, 2 * args.q_stride},
                  .box = {static_cast<uint32_t>(group), static_cast<uint32_t>(kernel_args.tile_queries)}});
-    kernel_args.k_map = cuda::make_kv_map(args.kv, args.kv.k_offset, shape.kv_heads);
-    kernel_args.v_map = cuda::make_kv_map(args.kv, args.kv.v_offset, shape.kv_heads);
+    kernel_args.k_map = cuda::prefill::make_kv_map(args.kv, args.kv.k_offset, shape.kv_heads);
+    kernel_args.v_map = cuda::prefill::make_kv_map(args.kv, args.kv.v_offset, shape.kv_heads);
     if (args.kv.dtype == DType::kFloat8E4M3) {
-        cuda::launch_prefill<true>(stream, kernel_args);
+        cuda::prefill::launch_prefill<true>(stream, kernel_args);
     } else {
         check(args.kv.dtype == DType::kBFloat16, "attention prefill: KV in bfloat16 or e4m3");
-        cuda::launch_prefill<false>(stream, kernel_args);
+        cuda::prefill::launch_prefill<false>(stream, kernel_args);
     }
 }
 

@@ -74,6 +74,23 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
         "l"(map), "r"(column), "r"(row), "r"(barrier)
         : "memory");
 }
+// The same of three and four dimensions.
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, int plane,
+                                         uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(plane), "r"(barrier)
+        : "memory");
+}
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, int plane,
+                                         int volume, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(plane), "r"(volume), "r"(barrier)
+        : "memory");
+}
 
 // `bytes` from global memory, a multiple of 16, both addresses 16-byte aligned.
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

@@ -14,6 +14,19 @@ namespace tessera::cuda {
 // bytes.
 CUtensorMap make_tensor_map(const void* data, DType dtype, int64_t rows, int64_t columns, uint32_t box_rows);
 
+// A tensor of up to five dimensions, the innermost first, whose innermost elements lie side by side;
+// strides[i] (bytes, a multiple of 16) is that of dimension i + 1. Boxes of 128 bytes of the innermost
+// dimension by box[i] of dimension i + 1 land as rows of 128 bytes with the 128-byte swizzle; what lies
+// outside of the sizes becomes zeros.
+struct TensorBoxes {
+    DType dtype = DType::kBFloat16;
+    int rank = 2;
+    int64_t sizes[5] = {};
+    int64_t strides[4] = {};
+    uint32_t box[4] = {1, 1, 1, 1};
+};
+CUtensorMap make_tensor_map(const void* data, const TensorBoxes& tensor);
+
 // One layer's K or V in a pool of KV pages: page p holds [heads][64][128] of `dtype` at data + p *
 // page_stride. A box is one head of one page: 64 rows of 256 bytes (bfloat16) as two blocks of [64][128
 // bytes], the lower half of the columns first, or of 128 bytes (e4m3) as one; with the 128-byte swizzle. Its

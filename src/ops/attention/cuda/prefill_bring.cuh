@@ -1,0 +1,206 @@
+// Prefill attention's first warpgroup: the warp that brings q and pages, and the warps that turn V.
+#pragma once
+
+#include "ops/attention/cuda/prefill_layout.cuh"
+
+namespace tessera::cuda::prefill {
+
+// ---- the warp that brings
+
+__device__ __forceinline__ Tile make_tile(const KernelArgs& args, int work) {
+    const PrefillPlanCudaArgs& plan = args.prefill.plan;
+    const int count = *args.plan.count;
+    if (work >= count * plan.shape.kv_heads) {
+        return {.steps = -1};
+    }
+    const PrefillItem item = args.plan.items[work % count];
+    const int begin = plan.first_rows[item.sequence];
+    Tile tile{.row = begin + item.query, .kv_head = work / count, .sequence = item.sequence};
+    tile.queries = min(args.tile_queries, plan.first_rows[item.sequence + 1] - tile.row);
+    tile.first = plan.first_slot + plan.positions[item.sequence] + item.query;
+    tile.slots = tile.first + tile.queries;
+    tile.list = (tile.row / args.tile_queries + item.sequence) * plan.shape.kv_heads + tile.kv_head;
+    tile.steps = tile.slots > plan.first_slot ? (tile.slots + kPrefillKvSlots - 1) / kPrefillKvSlots : 0;
+    if (args.prefill.kv_tiles.counts != nullptr) {
+        tile.steps = min(tile.steps, args.prefill.kv_tiles.counts[tile.list]);
+    }
+    return tile;
+}
+
+// The KV tile of step `step`, the last first.
+__device__ __forceinline__ int kv_tile_of(const PrefillKvTiles& kv_tiles, const Tile& tile, int step) {
+    const int place = tile.steps - 1 - step;
+    return kv_tiles.counts == nullptr
+               ? place
+               : kv_tiles.tiles[static_cast<int64_t>(tile.list) * kv_tiles.tiles_max + place];
+}
+
+template <bool Fp8>
+struct Bringer {
+    using L = Layout<Fp8>;
+    const KernelArgs& args;
+    uint32_t base;
+    int tiles = 0;
+    int steps = 0;
+
+    // Two pages of one KV head's K or V; a page of -1 lies outside of the map and becomes zeros.
+    __device__ __forceinline__ void bring_pages(uint32_t to, const CUtensorMap* map, int kv_head,
+                                                const int (&pages)[2], uint32_t barrier) {
+        barrier_arrive_expect(barrier, L::kKvBytes);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t page = to + i * kPageSlots * kSwizzleRowBytes;
+            copy_box(page, map, 0, 0, kv_head, pages[i], barrier);
+            if (!Fp8) {
+                copy_box(page + L::kHalf, map, 64, 0, kv_head, pages[i], barrier);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void bring_step(const Tile& tile, int kv_tile, const int (&pages)[2]) {
+        const int key = stage_of<L::kKeyStages>(steps);
+        barrier_wait(empty_barrier(base + L::kKeyBarriers, key), parity_of<L::kKeyStages>(steps) ^ 1);
+        store_shared_4(base + L::kKvTiles + 4 * key, kv_tile);
+        bring_pages(base + L::kKeys + key * L::kKvBytes, &args.k_map, tile.kv_head, pages,
+                    full_barrier(base + L::kKeyBarriers, key));
+        const int value = stage_of<L::kValueStages>(steps);
+        barrier_wait(empty_barrier(base + L::kValueBarriers, value), parity_of<L::kValueStages>(steps) ^ 1);
+        store_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value), kv_tile);
+        bring_pages(base + L::kValues + value * L::kKvBytes, &args.v_map, tile.kv_head, pages,
+                    full_barrier(base + L::kValueBarriers, value));
+    }
+
+    // Lanes 2 i and 2 i + 1 look up the pages of step i of the next 16.
+    __device__ __forceinline__ void bring_kv(const Tile& tile) {
+        const PagedKvCuda& kv = args.prefill.kv;
+        const int32_t* table = kv.page_tables + static_cast<int64_t>(tile.sequence) * kv.pages_max;
+        const int pages_end = (tile.slots + kPageSlots - 1) / kPageSlots;
+        int kv_tile = 0;
+        int page = 0;
+#pragma unroll 1
+        for (int step = 0; step < tile.steps; ++step) {
+            if (step % 16 == 0) {
+                const int mine = min(step + this_lane() / 2, tile.steps - 1);
+                kv_tile = kv_tile_of(args.prefill.kv_tiles, tile, mine);
+                page = 2 * kv_tile + this_lane() % 2 < pages_end ? table[2 * kv_tile + this_lane() % 2] : -1;
+            }
+            const int from = 2 * (step % 16);
+            const int pages[2] = {__shfl_sync(kFullWarp, page, from), __shfl_sync(kFullWarp, page, from + 1)};
+            const int this_tile = __shfl_sync(kFullWarp, kv_tile, from);
+            if (this_lane() == 0) {
+                bring_step(tile, this_tile, pages);
+            }
+            __syncwarp();
+            ++steps;
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        for (;; ++tiles) {
+            const int query = stage_of<L::kQueryStages>(tiles);
+            int work = 0;
+            if (this_lane() == 0) {
+                work = atomicAdd(args.plan.next, 1);
+                barrier_wait(empty_barrier(base + L::kQueryBarriers, query),
+                             parity_of<L::kQueryStages>(tiles) ^ 1);
+            }
+            const Tile tile = make_tile(args, __shfl_sync(kFullWarp, work, 0));
+            if (this_lane() == 0) {
+                const uint32_t barrier = full_barrier(base + L::kQueryBarriers, query);
+                write_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile), tile);
+                if (tile.steps < 0) {
+                    barrier_arrive(barrier);
+                } else {
+                    const uint32_t to = base + L::kQueries + query * 2 * L::kQueryHalf;
+                    const int head = tile.kv_head * args.group;
+                    barrier_arrive_expect(barrier, 2 * kSwizzleRowBytes * args.tile_queries * args.group);
+                    copy_box(to, &args.q_map, 0, head, tile.row, barrier);
+                    copy_box(to + L::kQueryHalf, &args.q_map, 64, head, tile.row, barrier);
+                }
+            }
+            if (tile.steps < 0) {
+                break;
+            }
+            bring_kv(tile);
+        }
+        if (this_lane() == 0 && atomicAdd(args.plan.finished, 1) == static_cast<int>(gridDim.x) - 1) {
+            *args.plan.next = 0;
+            *args.plan.finished = 0;
+        }
+    }
+};
+
+// ---- fp8: the warps that turn V
+
+// Page `half` of a KV tile, [64 slots][128], becomes [128][64 slots]: bytes 64 half .. of the rows at `to`.
+// Of 16 slots, slot 8 b + 2 t + c comes to place 4 t + 2 b + c. Slots outside [seen_first, seen_end) become
+// zeros.
+__device__ __forceinline__ void turn_page(uint32_t from, uint32_t to, int half, int seen_first,
+                                          int seen_end) {
+    const int lane = this_lane();
+    const int i = lane % 8;  // of matrix lane / 8: which row's address this lane gives
+    const uint32_t load = from + swizzle_128(half * kPageSlots + lane / 8 % 2 * 8 + i, lane / 16);
+    // A lane holds rows 2 g and 2 g + 1 of a matrix pair. The first matrix stored has the even rows of the
+    // lower half and the odd ones of the upper, so that its rows lie in different banks.
+    const uint32_t store = to + swizzle_128(lane / 16 * 16 + 2 * i + ((i / 4) ^ (lane / 8 % 2)), half * 4);
+    const uint32_t select = lane < 16 ? 0x6420 : 0x7531;
+#pragma unroll 1
+    for (int part = 0; part < 8; ++part) {  // 16 slots, 64 of the 128 columns
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const uint32_t slots = part / 2;                    // in 16
+            const uint32_t columns = 4 * (part % 2u) + 2u * j;  // in 16
+            uint32_t raw[4];
+            load_matrices_transposed((load + slots * 16 * kSwizzleRowBytes) ^ columns << 4, raw);
+            if (seen_first > 0 || seen_end < kPageSlots) {
+#pragma unroll
+                for (int m = 0; m < 4; ++m) {
+                    const int slot = part / 2 * 16 + m % 2 * 8 + lane % 4 * 2;
+                    raw[m] &= (slot >= seen_first && slot < seen_end ? 0x0000FFFFu : 0) |
+                              (slot + 1 >= seen_first && slot + 1 < seen_end ? 0xFFFF0000u : 0);
+                }
+            }
+            const uint32_t turned[4] = {
+                __byte_perm(raw[0], raw[1], select), __byte_perm(raw[0], raw[1], select ^ 0x1111),
+                __byte_perm(raw[2], raw[3], select), __byte_perm(raw[2], raw[3], select ^ 0x1111)};
+            store_matrices((store + columns * 16 * kSwizzleRowBytes) ^ slots << 4, turned);
+        }
+    }
+}
+
+__device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t base, int half) {
+    using L = Layout<true>;
+    int steps = 0;
+    for (int tiles = 0;; ++tiles) {
+        barrier_wait(full_barrier(base + L::kQueryBarriers, 0), parity_of<1>(tiles));
+        const Tile tile = read_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile));
+        __syncwarp();
+        if (this_lane() == 0) {
+            barrier_arrive(empty_barrier(base + L::kQueryBarriers, 0));
+        }
+        if (tile.steps < 0) {
+            return;
+        }
+#pragma unroll 1
+        for (const int end = steps + tile.steps; steps < end; ++steps) {
+            const int turned = stage_of<L::kTurnedStages>(steps);
+            const int value = stage_of<L::kValueStages>(steps);
+            barrier_wait(empty_barrier(base + L::kTurnedBarriers, turned),
+                         parity_of<L::kTurnedStages>(steps) ^ 1);
+            barrier_wait(full_barrier(base + L::kValueBarriers, value), parity_of<L::kValueStages>(steps));
+            const int kv_tile =
+                static_cast<int>(load_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value)));
+            const int first = kv_tile * kPrefillKvSlots + half * kPageSlots;
+            turn_page(base + L::kValues + value * L::kKvBytes, base + L::kTurned + turned * L::kKvBytes, half,
+                      args.prefill.plan.first_slot - first, tile.slots - first);
+            fence_proxy_async();
+            __syncwarp();
+            if (this_lane() == 0) {
+                barrier_arrive(full_barrier(base + L::kTurnedBarriers, turned));
+                barrier_arrive(empty_barrier(base + L::kValueBarriers, value));
+            }
+        }
+    }
+}
+
+}  // namespace tessera::cuda::prefill

@@ -1,0 +1,31 @@
+// The work list of prefill attention in its workspace: made by the plan kernel, read by the attention kernel.
+#pragma once
+
+#include "ops/attention/cuda/attention_cuda.h"
+
+namespace tessera::cuda {
+
+// Rows of a query tile, queries x query heads of one KV head: 64 for each consumer of the kernel.
+constexpr int prefill_rows(bool fp8) {
+    return fp8 ? 192 : 128;
+}
+inline constexpr int kPrefillKvSlots = 128;  // of a KV tile
+inline constexpr int kPrefillSequences = 1024;
+
+struct PrefillItem {
+    int32_t sequence = 0;
+    int32_t query = 0;  // the tile's first, counted within the sequence
+};
+
+struct PrefillPlan {
+    int32_t* count = nullptr;     // of items
+    int32_t* next = nullptr;      // work that blocks have taken: item * kv_heads + KV head
+    int32_t* finished = nullptr;  // blocks without work; the last one sets `next` back for the next launch
+    PrefillItem* items = nullptr;
+    int64_t items_max = 0;
+    int64_t bytes = 0;
+};
+
+PrefillPlan make_prefill_plan(const PrefillPlanCudaArgs& args);
+
+}  // namespace tessera::cuda
