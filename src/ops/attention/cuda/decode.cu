@@ -466,7 +466,7 @@ class Consumer {
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
                 uint32_t pairs[4];
-                load_transposed(values + swizzle_128(32 * s + lane_, 2 * warp_ + first + p), pairs);
+                load_matrices_transposed(values + swizzle_128(32 * s + lane_, 2 * warp_ + first + p), pairs);
                 turned[p][s][0] = __byte_perm(pairs[0], pairs[1], 0x6240);
                 turned[p][s][1] = __byte_perm(pairs[0], pairs[1], 0x7351);
                 turned[p][s][2] = __byte_perm(pairs[2], pairs[3], 0x6240);

@@ -113,14 +113,6 @@ __device__ __forceinline__ void mma_fp8(float (&d)[32], const uint32_t (&a)[4], 
 }
 // clang-format on
 
-// Four 8 x 8 matrices of 16-bit elements, each transposed on the way: lanes 8 i .. 8 i + 7 give the addresses
-// of the 8 rows of matrix i; lane l gets elements 2 (l % 4) and 2 (l % 4) + 1 of column l / 4.
-__device__ __forceinline__ void load_transposed(uint32_t address, uint32_t (&matrices)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-                 : "r"(address)
-                 : "memory");
-}
 // Two of them to memory; lanes 0 to 15 give the addresses.
 __device__ __forceinline__ void store_transposed_2(uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a),
