@@ -1,4 +1,8 @@
-"""A running server for the tests that talk to one: `build/release/tessera serve models/demo` on a free port."""
+"""A running server for the tests that talk to one: `build/release/tessera serve models/demo` on a free port.
+
+TESSERA_BINARY names another build, TESSERA_DEVICE a device: `TESSERA_BINARY=build/cuda/tessera TESSERA_DEVICE=cuda` runs
+the tests against a GPU.
+"""
 
 import http.client
 import json
@@ -13,6 +17,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("TESSERA_BINARY", str(ROOT / "build" / "release" / "tessera"))
+DEVICE = os.environ.get("TESSERA_DEVICE", "cpu")
 MODEL = ROOT / "models" / "demo"
 WAIT_S = 120  # generous: the machine may be slow and busy
 
@@ -24,7 +29,8 @@ class ServerProcess:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [BINARY, "serve", str(MODEL), "--host", "127.0.0.1", "--port", str(self.port), *arguments]
+        command = [BINARY, "serve", str(MODEL), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--device", DEVICE, *arguments]
         self.log = log
         with open(log, "wb") as stream:
             self.process = subprocess.Popen(command, stderr=stream, stdout=stream)
