@@ -100,12 +100,6 @@ __device__ __forceinline__ float2 load_shared_2(uint32_t address) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
     return value;
 }
-__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
-}
 // K or V of one head in one page; read once, so first to leave the L2 cache.
 __device__ __forceinline__ void copy_page(uint32_t to, const CUtensorMap* map, int head, int page,
                                           uint32_t barrier) {
