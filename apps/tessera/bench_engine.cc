@@ -7,19 +7,19 @@
 
 #include "bench.h"
 #include "cli.h"
+#include "model_options.h"
 
 namespace tessera {
 namespace {
 
 constexpr std::string_view kFooter =
-    "Decode steps include greedy sampling; the context grows by one a step, centred on --context. The floor "
-    "counts\n"
-    "the weights of the experts that the steps really touched, the KV cache, and attention.\n\n"
-    "On CUDA the engine's own runner is driven: decode steps are replayed graphs over a KV cache of random "
-    "content,\n"
-    "prefill runs in chunks, and each operator's time stands beside its own floor. --model-config takes the "
-    "sizes\n"
-    "of a model without its weights, which are then drawn on the device.\n\n"
+    "Decode steps include greedy sampling; the context grows by one a step, centred on --context.\n"
+    "The floor counts the weights of the experts that the steps really touched, the KV cache, and\n"
+    "attention.\n\n"
+    "On CUDA the engine's own runner is driven: decode steps are replayed graphs over a KV cache of\n"
+    "random content, prefill runs in chunks, and each operator's time stands beside its own floor.\n"
+    "--model-config takes the sizes of a model without its weights, which are then drawn on the\n"
+    "device.\n\n"
     "examples:\n"
     "  tessera bench engine models/demo\n"
     "  tessera bench engine models/demo --batch 1,4,16 --context 1024 --json\n"
@@ -30,9 +30,7 @@ constexpr std::string_view kFooter =
 void add_options(CLI::App& app, BenchEngineArguments& arguments, bool& random_weights) {
     ModelSetup& setup = arguments.setup;
     app.add_option("MODEL", setup.folder, "model folder in Hugging Face layout");
-    app.add_option("--device", setup.device, "cpu or cuda")
-        ->check(CLI::IsMember({"cpu", "cuda"}))
-        ->capture_default_str();
+    add_model_options(app, setup);
     app.add_option("--model-config", arguments.model_config,
                    "instead of MODEL: hy3, or the path of a config.json");
     app.add_option("--layers", arguments.layers,
@@ -40,9 +38,8 @@ void add_options(CLI::App& app, BenchEngineArguments& arguments, bool& random_we
         ->check(CLI::Range(1, 1024));
     app.add_flag("--random-weights", random_weights,
                  "what --model-config needs: weights drawn on the device");
-    app.add_option("--dtype", arguments.dtype, "of the random weights: bf16 or fp8")
-        ->check(CLI::IsMember({"bf16", "fp8"}))
-        ->capture_default_str();
+    app.add_option("--dtype", arguments.dtype, "of the random weights: bf16 (the default) or fp8")
+        ->check(CLI::IsMember({"bf16", "fp8"}));
     app.add_option("--prompt-tokens", arguments.prompt_tokens,
                    "lengths of the prompts that prefill is timed on (cpu: 2048; cuda: 2048,8192,32768,65536)")
         ->check(CLI::Range(1, 1 << 20))
@@ -65,13 +62,6 @@ void add_options(CLI::App& app, BenchEngineArguments& arguments, bool& random_we
                    "cpu: the best round counts; cuda: the median of a prefill's rounds")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
-    app.add_option("--kv-cache-dtype", setup.kv_cache_dtype,
-                   "cpu: auto (= float32), float32, bfloat16; cuda: auto (= bfloat16), bf16, fp8")
-        ->capture_default_str();
-    app.add_option("--threads", setup.threads, "0 = all the cores that the process may use")
-        ->check(CLI::Range(0, 1024));
-    app.add_flag("--deterministic", setup.deterministic,
-                 "cuda: batch-invariant results, as serve --deterministic gives");
     app.add_flag("--json", arguments.json,
                  "one JSON object a line on standard output; the table goes to standard error");
     app.footer(std::string(kFooter));
@@ -92,9 +82,6 @@ void set_defaults(BenchEngineArguments& arguments) {
     if (setup.tokens_max == 0) {
         setup.tokens_max = cuda ? 8192 : 512;
     }
-    if (setup.kv_cache_dtype == "bf16") {
-        setup.kv_cache_dtype = "bfloat16";
-    }
     setup.logit_rows_max = *std::ranges::max_element(arguments.batches);
     setup.sequences_max = setup.logit_rows_max;
     setup.tokens_max = std::max(setup.tokens_max, setup.logit_rows_max);
@@ -112,13 +99,17 @@ Status check_model(const BenchEngineArguments& arguments, bool random_weights) {
     if (config && arguments.setup.device != "cuda") {
         return invalid_argument("--model-config needs --device cuda");
     }
-    if (!config && arguments.layers != 0) {
-        return invalid_argument("--layers needs --model-config");
+    if (!config && (arguments.layers != 0 || !arguments.dtype.empty())) {
+        return invalid_argument("--layers and --dtype need --model-config: a folder has its own");
     }
     return {};
 }
 
 }  // namespace
+
+int64_t BenchEngineArguments::longest_sequence() const {
+    return std::max(*std::ranges::max_element(contexts) + steps, *std::ranges::max_element(prompt_tokens));
+}
 
 int run_bench_engine(int argc, char** argv) {
     BenchEngineArguments arguments;

@@ -15,8 +15,8 @@ struct BenchEngineArguments {
     ModelSetup setup;  // without a folder: model_config
     // CUDA only: a config whose weights are drawn at random.
     std::string model_config;
-    int32_t layers = 0;          // 0 = all
-    std::string dtype = "bf16";  // of the projections: bf16 or fp8
+    int32_t layers = 0;  // 0 = all
+    std::string dtype;   // of the projections: bf16 (= empty) or fp8
 
     std::vector<int32_t> prompt_tokens;
     std::vector<int32_t> contexts;
@@ -25,6 +25,9 @@ struct BenchEngineArguments {
     int32_t rounds = 5;
     bool json = false;
     TimeNs started = 0;  // of the command
+
+    // In tokens. REQUIRES: none of the lists is empty.
+    int64_t longest_sequence() const;
 };
 
 Status bench_engine_on_cpu(const BenchEngineArguments& arguments);

@@ -38,11 +38,6 @@ int64_t resident_bytes() {
     return pages * sysconf(_SC_PAGESIZE);
 }
 
-int64_t longest_sequence(const BenchEngineArguments& arguments) {
-    return std::max(*std::ranges::max_element(arguments.contexts) + arguments.steps,
-                    *std::ranges::max_element(arguments.prompt_tokens));
-}
-
 // Drives the model with the runner's batch shapes: chunks of a prompt, or one token of each sequence.
 class EngineBench {
   public:
@@ -55,7 +50,7 @@ class EngineBench {
           biases_(std::move(biases)),
           workspace_(config_.vocab_size, threads_.size()) {
         const int32_t batch_max = arguments.setup.logit_rows_max;
-        const auto slots = static_cast<int32_t>(longest_sequence(arguments)) + 1;
+        const auto slots = static_cast<int32_t>(arguments.longest_sequence()) + 1;
         pages_each_ = static_cast<int32_t>((slots + kPageTokens - 1) / kPageTokens);
         pool_ = HostBuffer(model_.page_format().page_bytes() * pages_each_ * batch_max);
         logits_.resize(static_cast<size_t>(batch_max * config_.vocab_size));
@@ -79,7 +74,7 @@ class EngineBench {
         for (int32_t round = 0; round < arguments_.rounds; ++round) {
             const MachineRates rates = measure_rates(cost);
             const TimeNs start = now_ns();
-            run_prompt(0, tokens, nullptr);
+            run_prompt(0, tokens);
             keep_best(best, static_cast<double>(now_ns() - start) * 1e-3, rates, cost);
         }
         best.tokens_per_s = tokens / best.step_us * 1e6;
@@ -90,7 +85,7 @@ class EngineBench {
         Measured best{.phase = "decode", .batch = batch, .context = context};
         const int32_t begin = std::max(1, context - arguments_.steps / 2);
         for (int32_t sequence = 0; sequence < batch; ++sequence) {
-            run_prompt(sequence, begin, nullptr);
+            run_prompt(sequence, begin);
         }
         const PassCost cost = decode_cost(batch, begin);
         for (int32_t round = 0; round < arguments_.rounds; ++round) {
@@ -127,7 +122,7 @@ class EngineBench {
     }
 
     // Chunks as the scheduler cuts them; the last one asks for the last token's logits.
-    void run_prompt(int32_t sequence, int32_t tokens, ForwardTrace* trace, int64_t* experts = nullptr) {
+    void run_prompt(int32_t sequence, int32_t tokens) {
         const std::vector<TokenId>& prompt = prompts_[static_cast<size_t>(sequence)];
         for (int32_t done = 0; done < tokens;) {
             const int32_t count = std::min(arguments_.setup.tokens_max, tokens - done);
@@ -140,8 +135,7 @@ class EngineBench {
                 .sequences = {&span, 1},
                 .logit_rows = {&last, wanted ? 1u : 0u},
                 .pool = {pool_.data(), model_.page_format().page_bytes()}};
-            model_.forward(batch, {.logits = logits_.data()}, trace);
-            count_experts(trace, experts);
+            model_.forward(batch, {.logits = logits_.data()});
             done += count;
         }
     }
@@ -180,15 +174,14 @@ class EngineBench {
         return tokens;
     }
 
-    void count_experts(ForwardTrace* trace, int64_t* total) const {
-        if (trace == nullptr || total == nullptr) {
-            return;
-        }
-        for (size_t layer = 0; layer < trace->router_logits.size(); ++layer) {
-            if (!trace->router_logits[layer].empty()) {
-                *total += count_touched_experts(trace->router_logits[layer], biases_[layer], config_);
+    int64_t count_experts(const ForwardTrace& trace) const {
+        int64_t total = 0;
+        for (size_t layer = 0; layer < trace.router_logits.size(); ++layer) {
+            if (!trace.router_logits[layer].empty()) {
+                total += count_touched_experts(trace.router_logits[layer], biases_[layer], config_);
             }
         }
+        return total;
     }
 
     ModelBytes element_bytes() const {
@@ -196,14 +189,14 @@ class EngineBench {
     }
 
     PassCost prefill_cost(int64_t tokens) {
-        const int64_t experts = config_.num_experts * (config_.num_layers - config_.first_k_dense);
+        const int64_t experts = std::min(config_.num_experts, tokens * config_.num_experts_per_token);
         // One pass of the weights, however many chunks: a floor.
         return pass_cost(config_,
                          {.tokens = tokens,
                           .logit_rows = 1,
                           .attended = tokens * (tokens + 1) / 2,
                           .cached_slots = tokens,
-                          .experts_touched = std::min(experts, tokens * experts)},
+                          .experts_touched = experts * (config_.num_layers - config_.first_k_dense)},
                          element_bytes());
     }
 
@@ -215,9 +208,13 @@ class EngineBench {
             ForwardTrace trace;
             decode_step(tokens, begin + step, &trace);
             const int64_t slots = int64_t{batch} * (begin + step + 1);
-            PassShape shape{.tokens = batch, .logit_rows = batch, .attended = slots, .cached_slots = slots};
-            count_experts(&trace, &shape.experts_touched);
-            const PassCost cost = pass_cost(config_, shape, element_bytes());
+            const PassCost cost = pass_cost(config_,
+                                            {.tokens = batch,
+                                             .logit_rows = batch,
+                                             .attended = slots,
+                                             .cached_slots = slots,
+                                             .experts_touched = count_experts(trace)},
+                                            element_bytes());
             mean.fmas += cost.fmas / arguments_.steps;
             mean.bytes += cost.bytes / arguments_.steps;
         }
@@ -305,7 +302,7 @@ Status bench_engine_on_cpu(const BenchEngineArguments& arguments) {
     if (!bundle.ok()) {
         return bundle.status();
     }
-    const int64_t longest = longest_sequence(arguments);
+    const int64_t longest = arguments.longest_sequence();
     if (longest > bundle->config.max_position_embeddings) {
         return invalid_argument(fmt::format("{} tokens are more than the model's context of {}", longest,
                                             bundle->config.max_position_embeddings));

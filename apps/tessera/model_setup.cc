@@ -42,7 +42,7 @@ int32_t resolve_threads(int32_t threads) {
 
 Result<DType> parse_kv_dtype(const std::string& device, const std::string& name) {
     const bool cuda = device == "cuda";
-    if (name == "bfloat16" || (cuda && name == "auto")) {
+    if (name == "bfloat16" || name == "bf16" || (cuda && name == "auto")) {
         return DType::kBFloat16;
     }
     if (!cuda && (name == "auto" || name == "float32")) {

@@ -23,12 +23,7 @@ constexpr uint64_t kSeed = 20'26;
 constexpr int32_t kProbedPromptMax = 8192;
 constexpr int32_t kProbeReplays = 3;
 constexpr int32_t kIdleBatch = 16;
-constexpr int32_t kIdleTokens = 512;
-
-int32_t longest_sequence(const BenchEngineArguments& arguments) {
-    return std::max(*std::ranges::max_element(arguments.contexts) + arguments.steps,
-                    *std::ranges::max_element(arguments.prompt_tokens));
-}
+constexpr int64_t kIdleTokens = 512;
 
 // What is measured: a model on the device, and the runner over it. Members are destroyed bottom up.
 struct DeviceBench {
@@ -78,12 +73,14 @@ Status DeviceBench::make_model() {
         loaded = folder.take();
     }
     config = loaded.config;
-    options.model = {
-        .kv_dtype = *kv_dtype, .tokens_max = setup.tokens_max, .logit_rows_max = setup.logit_rows_max};
+    options.model = {.kv_dtype = *kv_dtype,
+                     .weight_only = setup.weight_only,
+                     .tokens_max = setup.tokens_max,
+                     .logit_rows_max = setup.logit_rows_max};
     options.sequences_max = setup.sequences_max;
     options.deterministic = setup.deterministic;
     options.positions_max = static_cast<int32_t>(
-        std::min<int64_t>(longest_sequence(arguments) + kPageTokens, config.max_position_embeddings));
+        std::min(arguments.longest_sequence() + kPageTokens, config.max_position_embeddings));
     Result<std::unique_ptr<CudaModel>> made =
         CudaModel::create(config, loaded.weights, options, props, budget);
     if (!made.ok()) {
@@ -213,8 +210,9 @@ Status measure_passes(DeviceBench& bench) {
 Status measure_idle(DeviceBench& bench) {
     const ModelSetup& setup = bench.arguments.setup;
     const int32_t batch = std::min({kIdleBatch, setup.sequences_max, setup.tokens_max / kIdlePromptTokens});
-    const int32_t room = longest_sequence(bench.arguments) - kIdlePromptTokens;
-    const int32_t tokens = std::min(kIdleTokens, room);
+    const int64_t positions =
+        std::min(bench.arguments.longest_sequence(), bench.config.max_position_embeddings - 1);
+    const auto tokens = static_cast<int32_t>(std::min(kIdleTokens, positions - kIdlePromptTokens));
     if (batch < 1 || tokens < 64 || bench.runner->num_pages() < batch * (tokens / kPageTokens + 3)) {
         std::fprintf(stderr, "the idle host is not measured: too few pages or tokens\n");
         return {};
