@@ -12,12 +12,12 @@ namespace {
 class Costs {
   public:
     Costs(const ModelConfig& config, const PassShape& shape, const ModelBytes& element)
-        : c_(config), shape_(shape), element_(element) {}
+        : config_(config), shape_(shape), element_(element) {}
 
     OperatorCosts sum() {
-        for (int64_t layer = 0; layer < c_.num_layers; ++layer) {
+        for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
             add_attention();
-            c_.is_moe(layer) ? add_experts() : add_dense();
+            config_.is_moe(layer) ? add_experts() : add_dense();
         }
         at(PassOperator::kExperts).bytes +=
             static_cast<double>(shape_.experts_touched * expert_size() * element_.weight);
@@ -27,7 +27,7 @@ class Costs {
 
   private:
     OperatorCost& at(PassOperator op) { return costs_[static_cast<size_t>(op)]; }
-    int64_t expert_size() const { return 3 * c_.hidden_size * c_.moe_intermediate_size; }
+    int64_t expert_size() const { return 3 * config_.hidden_size * config_.moe_intermediate_size; }
 
     // A product of every token with `elements` weights; inputs and outputs a token.
     void add_product(PassOperator op, int64_t elements, int64_t bytes_each, int64_t values) {
@@ -40,44 +40,44 @@ class Costs {
     }
 
     void add_attention() {
-        const int64_t hidden = c_.hidden_size;
-        const int64_t qkv = c_.q_width() + 2 * c_.kv_width();
+        const int64_t hidden = config_.hidden_size;
+        const int64_t qkv = config_.q_width() + 2 * config_.kv_width();
         add_values(PassOperator::kNorm, 2 * 2 * shape_.tokens * hidden);
         add_product(PassOperator::kQkv, hidden * qkv, element_.weight, hidden + qkv);
         add_values(PassOperator::kQkvPost, 2 * shape_.tokens * qkv);
         OperatorCost& attention = at(PassOperator::kAttention);
-        attention.fmas += 2 * static_cast<double>(shape_.attended * c_.q_width());  // q k^T and p v
-        attention.bytes += static_cast<double>(shape_.cached_slots * 2 * c_.kv_width() * element_.kv);
-        add_values(PassOperator::kAttention, 2 * shape_.tokens * c_.q_width());
-        add_product(PassOperator::kAttentionOut, hidden * c_.q_width(), element_.weight,
-                    c_.q_width() + 2 * hidden);
+        attention.fmas += 2 * static_cast<double>(shape_.attended * config_.q_width());  // q k^T and p v
+        attention.bytes += static_cast<double>(shape_.cached_slots * 2 * config_.kv_width() * element_.kv);
+        add_values(PassOperator::kAttention, 2 * shape_.tokens * config_.q_width());
+        add_product(PassOperator::kAttentionOut, hidden * config_.q_width(), element_.weight,
+                    config_.q_width() + 2 * hidden);
     }
     void add_dense() {
-        add_product(PassOperator::kDenseMlp, 3 * c_.hidden_size * c_.intermediate_size, element_.weight,
-                    3 * c_.hidden_size);
+        add_product(PassOperator::kDenseMlp, 3 * config_.hidden_size * config_.intermediate_size,
+                    element_.weight, 3 * config_.hidden_size);
     }
     void add_experts() {
-        const int64_t hidden = c_.hidden_size;
-        add_product(PassOperator::kRouter, hidden * c_.num_experts, element_.plain, hidden);
-        add_product(PassOperator::kExperts, 3 * hidden * c_.shared_width(), element_.weight, 3 * hidden);
+        const int64_t hidden = config_.hidden_size;
+        add_product(PassOperator::kRouter, hidden * config_.num_experts, element_.plain, hidden);
+        add_product(PassOperator::kExperts, 3 * hidden * config_.shared_width(), element_.weight, 3 * hidden);
         at(PassOperator::kExperts).fmas +=
-            static_cast<double>(shape_.tokens * c_.num_experts_per_token * expert_size());
+            static_cast<double>(shape_.tokens * config_.num_experts_per_token * expert_size());
     }
     void add_ends() {
-        const int64_t hidden = c_.hidden_size;
+        const int64_t hidden = config_.hidden_size;
         at(PassOperator::kEmbed).bytes += static_cast<double>(shape_.tokens * hidden * element_.plain);
         add_values(PassOperator::kEmbed, shape_.tokens * hidden);
         add_values(PassOperator::kNorm, 2 * shape_.tokens * hidden);
         if (shape_.logit_rows > 0) {
-            const double head = static_cast<double>(c_.vocab_size * hidden);
+            const double head = static_cast<double>(config_.vocab_size * hidden);
             at(PassOperator::kHead).fmas += static_cast<double>(shape_.logit_rows) * head;
             at(PassOperator::kHead).bytes += head * static_cast<double>(element_.plain);
-            add_values(PassOperator::kHead, 2 * shape_.logit_rows * c_.vocab_size);  // float32
-            add_values(PassOperator::kSample, 2 * shape_.logit_rows * c_.vocab_size);
+            add_values(PassOperator::kHead, 2 * shape_.logit_rows * config_.vocab_size);  // float32
+            add_values(PassOperator::kSample, 2 * shape_.logit_rows * config_.vocab_size);
         }
     }
 
-    const ModelConfig& c_;
+    const ModelConfig& config_;
     const PassShape& shape_;
     const ModelBytes& element_;
     OperatorCosts costs_{};

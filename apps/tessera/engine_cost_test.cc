@@ -66,9 +66,8 @@ TEST(EngineCost, APassIsTheSumWithoutActivations) {
     const PassCost pass = pass_cost(small_config(), kDecode, element);
     EXPECT_EQ(pass.fmas, sum.fmas);
     EXPECT_EQ(pass.bytes, sum.bytes);
-    EXPECT_GT(operator_costs(small_config(), kDecode, element)[0 + static_cast<size_t>(PassOperator::kNorm)]
-                  .activation_bytes,
-              0);
+    const OperatorCosts costs = operator_costs(small_config(), kDecode, element);
+    EXPECT_GT(cost_of(costs, PassOperator::kNorm).activation_bytes, 0);
 }
 
 TEST(EngineCost, AFloorIsTheLargerOfBytesAndArithmetic) {

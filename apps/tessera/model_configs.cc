@@ -1,5 +1,6 @@
 #include "model_configs.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
