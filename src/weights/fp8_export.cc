@@ -34,10 +34,11 @@ class PendingFolder {
             return invalid_argument(
                 fmt::format("{}: no folder can be made there: {}", target, std::strerror(errno)));
         }
-        if (::chmod(path.c_str(), 0755) != 0) {
-            return invalid_argument(fmt::format("{}: {}", path, std::strerror(errno)));
+        PendingFolder folder(std::move(path));
+        if (::chmod(folder.path().c_str(), 0755) != 0) {
+            return invalid_argument(fmt::format("{}: {}", folder.path(), std::strerror(errno)));
         }
-        return PendingFolder(std::move(path));
+        return folder;
     }
     ~PendingFolder() {
         if (!path_.empty()) {
@@ -160,14 +161,17 @@ Status export_fp8(const LoadedModel& model, const Fp8Export& options, const std:
         return pending.status();
     }
     const std::string& path = pending->path();
-    const Fp8Tensors tensors = fp8_tensors(model.config, model.weights, options.layers, pool);
+    const Result<Fp8Tensors> tensors = fp8_tensors(model.config, model.weights, options.layers, pool);
+    if (!tensors.ok()) {
+        return tensors.status();
+    }
     std::vector<IndexEntry> beside;
-    for (const OutputTensor& scale : tensors.kv_scales) {
+    for (const OutputTensor& scale : tensors->kv_scales) {
         beside.emplace_back(scale.name, kKvScalesName);
     }
-    status = write_shards(path, tensors.weights, beside,
+    status = write_shards(path, tensors->weights, beside,
                           {.bytes_max = options.shard_bytes_max, .progress = options.progress});
-    status = status.ok() ? write_safetensors(join_path(path, std::string(kKvScalesName)), tensors.kv_scales)
+    status = status.ok() ? write_safetensors(join_path(path, std::string(kKvScalesName)), tensors->kv_scales)
                          : status;
     status = status.ok() ? write_config(model.folder, path) : status;
     status = status.ok() ? copy_small_files(model.folder, path) : status;

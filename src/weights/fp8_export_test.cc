@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using testing::safetensors_file;
 using testing::TempFolder;
+using testing::TestTensors;
 using testing::tiny_config;
 using testing::tiny_fp8_tensors;
 using testing::tiny_tensors;
@@ -189,6 +190,25 @@ TEST(Fp8Export, nothing_is_written_over_and_nothing_is_left_after_a_failure) {
                 HasSubstr("config.json"));
     EXPECT_EQ(std::distance(fs::directory_iterator(parent.path()), fs::directory_iterator()), 1)
         << "only 'there'";
+}
+
+TEST(Fp8Export, a_weight_that_is_not_finite_is_named) {
+    constexpr uint16_t kWrong[] = {0x7FC0, 0xFFC1, 0x7F80, 0xFF80};  // NaNs and infinities
+    for (const uint16_t wrong : kWrong) {
+        TestTensors tensors = tiny_tensors();
+        const std::string name = "model.layers.1.mlp.experts.2.up_proj.weight";
+        ASSERT_TRUE(tensors.contains(name));
+        std::memcpy(tensors[name].bytes.data() + 6, &wrong, 2);
+        const TempFolder folder;
+        folder.write("config.json", tiny_config());
+        folder.write("model.safetensors", safetensors_file(tensors));
+        const Result<LoadedModel> model = load_model(folder.path());
+        ASSERT_TRUE(model.ok()) << model.status().message();
+        ThreadPool pool(2);
+        EXPECT_THAT(export_fp8(*model, tiny_export(), folder.file("out"), pool).message(),
+                    HasSubstr("model.layers.1.mlp.experts.2.up_proj.weight: holds"));
+        EXPECT_FALSE(fs::exists(folder.file("out")));
+    }
 }
 
 TEST(Fp8Export, a_quantised_model_is_refused) {

@@ -1,6 +1,7 @@
 #include "weights/export/fp8_tensors.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
@@ -31,6 +32,35 @@ void widen_row(const WeightView& weight, int64_t row, std::vector<float>& out) {
     }
 }
 
+// The largest magnitude of the weight, by bits without the sign: infinity is above every finite one, and a
+// NaN above infinity.
+float largest_magnitude(const WeightView& weight, ThreadPool& pool) {
+    std::vector<uint32_t> largest(static_cast<size_t>(pool.size()), 0u);
+    std::vector<std::vector<float>> rows(largest.size());
+    pool.parallel_for(weight.rows, [&](int64_t row, int thread) {
+        const auto t = static_cast<size_t>(thread);
+        widen_row(weight, row, rows[t]);
+        for (const float value : rows[t]) {
+            largest[t] = std::max(largest[t], std::bit_cast<uint32_t>(value) & 0x7FFFFFFFu);
+        }
+    });
+    return std::bit_cast<float>(*std::max_element(largest.begin(), largest.end()));
+}
+
+void quantize_weight(const WeightView& weight, float scale, ThreadPool& pool, std::span<std::byte> out) {
+    check(static_cast<int64_t>(out.size()) == weight.rows * weight.cols,
+          "quantize_weight: the output's size");
+    std::vector<std::vector<float>> rows(static_cast<size_t>(pool.size()));
+    pool.parallel_for(weight.rows, [&](int64_t row, int thread) {
+        std::vector<float>& values = rows[static_cast<size_t>(thread)];
+        widen_row(weight, row, values);
+        std::byte* to = out.data() + row * weight.cols;
+        for (const float value : values) {
+            *to++ = static_cast<std::byte>(e4m3_code(value / scale));
+        }
+    });
+}
+
 OutputTensor scalar(std::string name, float value) {
     return {.name = std::move(name),
             .dtype = "F32",
@@ -43,7 +73,9 @@ class TensorList {
   public:
     explicit TensorList(ThreadPool& pool) : pool_(pool) {}
 
-    Fp8Tensors take() { return std::move(tensors_); }
+    Result<Fp8Tensors> take() {
+        return status_.ok() ? Result<Fp8Tensors>(std::move(tensors_)) : Result<Fp8Tensors>(status_);
+    }
 
     void vector(const std::string& name, const WeightView& view) { plain(name, view, {view.cols}); }
     void matrix(const std::string& name, const WeightView& view) {
@@ -52,7 +84,12 @@ class TensorList {
 
     void linear(const std::string& module, const LinearWeights& linear, float input_limit) {
         const WeightView weight = linear.weight;
-        const float scale = fp8_weight_scale(weight, pool_);
+        const float largest = largest_magnitude(weight, pool_);
+        if (!std::isfinite(largest) && status_.ok()) {
+            status_ = invalid_argument(
+                fmt::format("{}.weight: holds {}; every weight must be finite", module, largest));
+        }
+        const float scale = e4m3_scale(largest);
         tensors_.weights.push_back({.name = module + ".weight",
                                     .dtype = "F8_E4M3",
                                     .shape = {weight.rows, weight.cols},
@@ -79,6 +116,7 @@ class TensorList {
 
     ThreadPool& pool_;
     Fp8Tensors tensors_;
+    Status status_;  // the first error
 };
 
 struct MlpLimits {
@@ -136,35 +174,8 @@ void list_layer(TensorList& list, const ModelConfig& config, int64_t index, cons
 
 }  // namespace
 
-float fp8_weight_scale(const WeightView& weight, ThreadPool& pool) {
-    std::vector<float> largest(static_cast<size_t>(pool.size()), 0.0f);
-    std::vector<std::vector<float>> rows(largest.size());
-    pool.parallel_for(weight.rows, [&](int64_t row, int thread) {
-        const auto t = static_cast<size_t>(thread);
-        widen_row(weight, row, rows[t]);
-        for (const float value : rows[t]) {
-            largest[t] = std::max(largest[t], std::fabs(value));
-        }
-    });
-    return e4m3_scale(*std::max_element(largest.begin(), largest.end()));
-}
-
-void quantize_weight(const WeightView& weight, float scale, ThreadPool& pool, std::span<std::byte> out) {
-    check(static_cast<int64_t>(out.size()) == weight.rows * weight.cols,
-          "quantize_weight: the output's size");
-    std::vector<std::vector<float>> rows(static_cast<size_t>(pool.size()));
-    pool.parallel_for(weight.rows, [&](int64_t row, int thread) {
-        std::vector<float>& values = rows[static_cast<size_t>(thread)];
-        widen_row(weight, row, values);
-        std::byte* to = out.data() + row * weight.cols;
-        for (const float value : values) {
-            *to++ = static_cast<std::byte>(e4m3_code(value / scale));
-        }
-    });
-}
-
-Fp8Tensors fp8_tensors(const ModelConfig& config, const ModelWeights& weights,
-                       const std::vector<LayerLimits>& limits, ThreadPool& pool) {
+Result<Fp8Tensors> fp8_tensors(const ModelConfig& config, const ModelWeights& weights,
+                               const std::vector<LayerLimits>& limits, ThreadPool& pool) {
     const size_t trunk = weights.layers.size();
     check(limits.size() >= trunk + (weights.mtp ? 1 : 0), "fp8_tensors: a layer without limits");
     TensorList list(pool);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "base/status.h"
 #include "base/thread_pool.h"
 #include "types/model_config.h"
 #include "weights/export/safetensors_writer.h"
@@ -16,13 +17,9 @@ struct Fp8Tensors {
     std::vector<OutputTensor> kv_scales;  // for kv_cache_scales.safetensors
 };
 
-// The outputs point into `weights` and use `pool` when they are made. REQUIRES: a LayerLimits for every
-// layer.
-Fp8Tensors fp8_tensors(const ModelConfig& config, const ModelWeights& weights,
-                       const std::vector<LayerLimits>& limits, ThreadPool& pool);
-
-// Of one linear in e4m3: the largest magnitude of its weight over 448.
-float fp8_weight_scale(const WeightView& weight, ThreadPool& pool);
-void quantize_weight(const WeightView& weight, float scale, ThreadPool& pool, std::span<std::byte> out);
+// The outputs point into `weights` and use `pool` when they are made. An error names a projection whose
+// weight is not finite. REQUIRES: a LayerLimits for every layer.
+Result<Fp8Tensors> fp8_tensors(const ModelConfig& config, const ModelWeights& weights,
+                               const std::vector<LayerLimits>& limits, ThreadPool& pool);
 
 }  // namespace tessera
