@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
     const int row = static_cast<int>(blockIdx.y);
     // The plan is older than the kernel before.
     const Part part = find_part(args, static_cast<int>(blockIdx.x));
-    if (part.pieces == 0) {
+    // One block stays in any case: who waits for this kernel waits for the one before through it alone.
+    if (part.pieces == 0 && (blockIdx.x > 0 || blockIdx.y > 0)) {
         return;
     }
     const auto place = [&](int piece) {
@@ -71,6 +72,9 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
     const int dim = part.slice * (kHeadDim / part.slices) + thread % width * 4;
     wait_for_previous_kernel();
     let_next_kernel_start();
+    if (part.pieces == 0) {
+        return;
+    }
     float base = -INFINITY;
     for (int piece = thread % kWarp; piece < part.pieces; piece += kWarp) {
         base = fmaxf(base, args.layout.states[place(piece)].x);
