@@ -105,9 +105,11 @@ class AttentionCudaCase {
             std::copy_n(all.data() + at, kHeadDim, got.data() + i * kHeadDim);
             reference(at / width(), at % width() / kHeadDim, want.data() + i * kHeadDim);
         });
-        // The weights of the softmax are rounded before they meet V, the result once more.
-        OpError error = compare_sums(got, want, 0.04, 0.0079);
-        error.mismatches += error.rms > 5e-3;
+        // The weights of the softmax are rounded before they meet V, the result once more; in prefill with
+        // fp8 pages q and the weights become e4m3.
+        const bool narrow = spec_.fp8 && spec_.part == AttentionCudaPart::kPrefill;
+        OpError error = compare_sums(got, want, narrow ? 0.8 : 0.04, 0.0079);
+        error.mismatches += error.rms > (narrow ? 4e-2 : 5e-3);
         error += count_unwritten(all);
         return error;
     }

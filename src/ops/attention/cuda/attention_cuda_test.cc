@@ -67,6 +67,9 @@ class Case {
         }
         first_rows_.push_back(rows_);
         q_ = random_values(random_, rows_ * width(), 1.5f, false);
+        // The last row is zeros: it has no scale of its own.
+        std::fill(q_.values.end() - width(), q_.values.end(), 0.0f);
+        std::fill(q_.bf16.end() - width(), q_.bf16.end(), uint16_t{0});
     }
 
     // lse: or null.

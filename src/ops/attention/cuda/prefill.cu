@@ -3,18 +3,20 @@
 // Roofline: 4 * 128 operations for each (query, head, visible slot) at 0.79 PFLOP/s (fp8: 1.58): 8,192 causal
 // queries with 64 heads take 1,392 us (696). The exponentials alone, 16 a clock and multiprocessor, take 520.
 //
-// Schedule: a query tile has 128 rows, 16 queries (at group 8) times the heads of one KV head, so K and V are
-// read once for the whole group. Persistent blocks of three warpgroups take the tiles in the plan's order.
-// One warpgroup brings: a warp enters the copies of q and of pages (two pages make a KV tile of 128 slots,
-// the last tile first) into rings of 128-byte swizzled rows. The two others have 64 rows each. They issue the
-// scores of the next KV tile before the product with V of the present one, so that the softmax of a
-// warpgroup runs beside products of its own and of the other; two named barriers make them issue in turn.
+// Schedule: persistent blocks take query tiles in the plan's order. A tile is some queries times the heads of
+// one KV head, 64 rows for each consumer warpgroup, so K and V are read once for the whole group. In the
+// first warpgroup a warp enters the copies of q and of pages (two make a KV tile of 128 slots, the last tile
+// first) into rings of 128-byte swizzled rows (prefill_bring.cuh).
+//
+// bfloat16: two consumers issue the scores of the next KV tile before the product with V of the present one,
+// so that one's softmax runs beside the other's products. In which order they issue is left to the hardware:
+// named barriers that make them take turns cost 5 %.
 //
 // fp8: a consumer makes e4m3 rows of its q, with a scale each. Scores in e4m3. The second operand of an fp8
 // product must have K (here the slots) contiguous, so two warps of the first warpgroup turn every page of V
-// in shared memory. They put the slots of 16 in the order in which a lane holds its probabilities. Each KV
-// tile's product starts from zero and is added to the output in float32, since the sums of the tensor cores
-// keep few bits.
+// in shared memory, the slots in the order in which a lane holds its probabilities. Each KV tile's product
+// starts from zero and is added to the output in float32, since the sums of the tensor cores keep few bits;
+// that takes the registers of the next scores, so here three consumers fill each other's gaps.
 #include <algorithm>
 
 #include "base/check.h"
@@ -43,7 +45,8 @@ __device__ __forceinline__ void narrow_queries(uint32_t from, uint32_t to, uint3
         }
     }
     most = warp_reduce<2>(most, Max{});
-    const float factor = most > 0 ? 448.0f / most : 0.0f;
+    most = fmaxf(most, 1e-20f);  // of a row of zeros: a scale of zero would make NaN of a hidden score
+    const float factor = 448.0f / most;
     const auto narrow = [&](uint32_t low, uint32_t high) {
         return pack_e4m3x4(low_bf16(low) * factor, high_bf16(low) * factor, low_bf16(high) * factor,
                            high_bf16(high) * factor);

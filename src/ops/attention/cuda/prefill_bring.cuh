@@ -50,9 +50,9 @@ struct Bringer {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t page = to + i * kPageSlots * kSwizzleRowBytes;
-            copy_box(page, map, 0, 0, kv_head, pages[i], barrier);
+            copy_box(page, map, {0, 0, kv_head, pages[i]}, barrier);
             if (!Fp8) {
-                copy_box(page + L::kHalf, map, 64, 0, kv_head, pages[i], barrier);
+                copy_box(page + L::kHalf, map, {64, 0, kv_head, pages[i]}, barrier);
             }
         }
     }
@@ -114,8 +114,8 @@ struct Bringer {
                     const uint32_t to = base + L::kQueries + query * 2 * L::kQueryHalf;
                     const int head = tile.kv_head * args.group;
                     barrier_arrive_expect(barrier, 2 * kSwizzleRowBytes * args.tile_queries * args.group);
-                    copy_box(to, &args.q_map, 0, head, tile.row, barrier);
-                    copy_box(to + L::kQueryHalf, &args.q_map, 64, head, tile.row, barrier);
+                    copy_box(to, &args.q_map, {0, head, tile.row}, barrier);
+                    copy_box(to + L::kQueryHalf, &args.q_map, {64, head, tile.row}, barrier);
                 }
             }
             if (tile.steps < 0) {

@@ -74,22 +74,25 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
         "l"(map), "r"(column), "r"(row), "r"(barrier)
         : "memory");
 }
-// The same of three and four dimensions.
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, int plane,
+// The same of a tensor of three or four dimensions; place: of the first element, the innermost dimension
+// first.
+template <int Rank>
+__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, const int (&place)[Rank],
                                          uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(plane), "r"(barrier)
-        : "memory");
-}
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row, int plane,
-                                         int volume, uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(plane), "r"(volume), "r"(barrier)
-        : "memory");
+    static_assert(Rank == 3 || Rank == 4);
+    if constexpr (Rank == 3) {
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+            "l"(map), "r"(place[0]), "r"(place[1]), "r"(place[2]), "r"(barrier)
+            : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+            "l"(map), "r"(place[0]), "r"(place[1]), "r"(place[2]), "r"(place[3]), "r"(barrier)
+            : "memory");
+    }
 }
 
 // `bytes` from global memory, a multiple of 16, both addresses 16-byte aligned.
