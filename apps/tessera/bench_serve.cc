@@ -62,7 +62,9 @@ void add_load_options(CLI::App& app, Arguments& a) {
     app.add_option("--max-concurrency", a.max_concurrency,
                    "requests at once; with --request-rate inf a closed loop")
         ->check(CLI::Range(1, 1'000'000));
-    app.add_option("--seed", a.random.seed, "of prompts and arrivals")->capture_default_str();
+    app.add_option("--seed", a.random.seed, "of prompts and arrivals")
+        ->check(whole_number())
+        ->capture_default_str();
     app.add_option("--temperature", a.temperature)->check(number_range(0.0, 2.0))->capture_default_str();
     app.add_flag("--honor-eos", a.honor_eos,
                  "let the model end; else ignore_eos is sent and output lengths are fixed");

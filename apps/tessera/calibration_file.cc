@@ -33,6 +33,10 @@ Result<std::vector<TokenId>> sample_ids(const std::string& text, const Tokenizer
     if (!line.ok()) {
         return line.status();
     }
+    const auto has = [&](const char* key) { return line->find(key) != nullptr ? 1 : 0; };
+    if (has("messages") + has("ids") + has("text") > 1) {
+        return invalid_argument("a line must have one of text, messages and ids, not several");
+    }
     if (line->find("messages") != nullptr) {
         return conversation_ids(*line, tokenizer);
     }
@@ -57,17 +61,22 @@ Result<std::vector<std::vector<TokenId>>> read_calibration(const std::string& pa
         return lines.status();
     }
     std::vector<std::vector<TokenId>> samples;
-    for (const std::string& line : *lines) {
-        if (static_cast<int32_t>(samples.size()) >= limits.samples_max) {
-            break;
+    const auto samples_max = static_cast<size_t>(limits.samples_max);
+    for (size_t i = 0; i < lines->size() && samples.size() < samples_max; ++i) {
+        if (is_blank((*lines)[i])) {
+            continue;
         }
-        Result<std::vector<TokenId>> ids = sample_ids(line, tokenizer, vocab_size);
+        Result<std::vector<TokenId>> ids = sample_ids((*lines)[i], tokenizer, vocab_size);
         if (ids.ok() && ids->empty()) {
             ids = invalid_argument("the sample has no tokens");
         }
+        if (ids.ok() && *std::ranges::max_element(*ids) >= vocab_size) {
+            ids = invalid_argument(
+                fmt::format("the tokenizer gives token {}, the model's vocabulary ends at {}",
+                            *std::ranges::max_element(*ids), vocab_size - 1));
+        }
         if (!ids.ok()) {
-            return invalid_argument(
-                fmt::format("{}: line {}: {}", path, samples.size() + 1, ids.status().message()));
+            return invalid_argument(fmt::format("{}: line {}: {}", path, i + 1, ids.status().message()));
         }
         ids->resize(std::min(ids->size(), static_cast<size_t>(limits.tokens_max)));
         samples.push_back(ids.take());

@@ -76,14 +76,14 @@ CLI::Validator number_range(double min, double max) {
             fmt::format("from {} to {}", min, max)};
 }
 
-CLI::Validator whole_number() {
-    return {[](std::string& text) {
+CLI::Validator whole_number(uint64_t max) {
+    return {[max](std::string& text) {
                 uint64_t number = 0;
                 const char* end = text.data() + text.size();
                 const auto [stop, error] = std::from_chars(text.data(), end, number);
-                return error == std::errc() && stop == end
+                return error == std::errc() && stop == end && number <= max
                            ? std::string()
-                           : fmt::format("{} is not a whole number from 0 to {}", text, UINT64_MAX);
+                           : fmt::format("{} is not a whole number from 0 to {}", text, max);
             },
             "a whole number"};
 }

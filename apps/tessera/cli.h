@@ -14,9 +14,8 @@ namespace tessera {
 std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv);
 // A check of an option that is a real number. CLI::Range lets NaN through, and prints 1e-9 as 0.000000.
 CLI::Validator number_range(double min, double max);
-// A check of an option that is an unsigned 64-bit number: CLI11 reads -1 and what is too large as other
-// numbers.
-CLI::Validator whole_number();
+// A check of an option that is a number from 0 to max: CLI11 reads -1 and what is too large as other numbers.
+CLI::Validator whole_number(uint64_t max = UINT64_MAX);
 // Prints the error and gives the exit status: 2 is for usage alone, so this is 1.
 int fail(const Status& status);
 

@@ -153,12 +153,15 @@ int32_t default_batched_tokens(const std::string& device) {
     return device == "cuda" ? 4096 : 512;
 }
 
+int32_t batched_tokens(const EngineOptions& options) {
+    return options.max_num_batched_tokens > 0
+               ? options.max_num_batched_tokens
+               : std::max(default_batched_tokens(options.device), options.max_num_seqs);
+}
+
 Result<EngineBundle> make_engine(const EngineOptions& given) {
     EngineOptions options = given;
-    if (options.max_num_batched_tokens == 0) {
-        options.max_num_batched_tokens =
-            std::max(default_batched_tokens(options.device), options.max_num_seqs);
-    }
+    options.max_num_batched_tokens = batched_tokens(given);
     if (options.device != "cpu" && options.device != "cuda") {
         return invalid_argument(fmt::format("--device {}: give cpu or cuda", options.device));
     }

@@ -19,7 +19,7 @@ struct EngineOptions {
     int32_t threads = 0;                  // 0 = the machine's
     int32_t max_model_len = 0;            // 0 = the model's max_position_embeddings
     int32_t max_num_seqs = 64;
-    int32_t max_num_batched_tokens = 0;  // 0 = default_batched_tokens()
+    int32_t max_num_batched_tokens = 0;  // 0 = the device's: batched_tokens()
     // 0 = on the CPU 1 GiB, or what one request of max_model_len needs, if that is more; on CUDA what
     // gpu_memory_utilization leaves.
     int64_t kv_cache_bytes = 0;
@@ -54,6 +54,8 @@ struct EngineBundle {
 // to be bound by arithmetic (some 170 rows for each of 192 experts, 8 chosen), yet a step beside decoding
 // streams stays short.
 int32_t default_batched_tokens(const std::string& device);
+// max_num_batched_tokens, or where it is 0 the default, but at least one token for each sequence.
+int32_t batched_tokens(const EngineOptions& options);
 
 Result<EngineBundle> make_engine(const EngineOptions& options);
 

@@ -69,14 +69,15 @@ Result<std::vector<Case>> read_cases(const std::string& path, const ModelConfig&
         return lines.status();
     }
     std::vector<Case> cases;
-    for (const std::string& line : *lines) {
-        if (limit > 0 && static_cast<int32_t>(cases.size()) >= limit) {
-            break;
+    const size_t cases_max = limit > 0 ? static_cast<size_t>(limit) : SIZE_MAX;
+    for (size_t i = 0; i < lines->size() && cases.size() < cases_max; ++i) {
+        if (is_blank((*lines)[i])) {
+            continue;
         }
         const auto at = [&](const Status& status) {
-            return invalid_argument(fmt::format("{}: line {}: {}", path, cases.size() + 1, status.message()));
+            return invalid_argument(fmt::format("{}: line {}: {}", path, i + 1, status.message()));
         };
-        Result<json::Value> object = json::parse(line);
+        Result<json::Value> object = json::parse((*lines)[i]);
         if (!object.ok()) {
             return at(object.status());
         }

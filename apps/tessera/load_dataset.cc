@@ -108,7 +108,7 @@ Result<std::vector<LoadPrompt>> read_prompts(const FileSpec& spec,
     std::vector<LoadPrompt> prompts;
     const size_t limit = spec.count == 0 ? kPromptsMax : spec.count;
     for (size_t i = 0; i < lines->size() && prompts.size() < limit; ++i) {
-        if ((*lines)[i].find_first_not_of(" \t\r") == std::string::npos) {
+        if (is_blank((*lines)[i])) {
             continue;
         }
         const Result<json::Value> line = json::parse((*lines)[i]);

@@ -183,7 +183,8 @@ void add_device(CLI::App& command, Arguments& arguments) {
 void add_common(CLI::App& command, Arguments& arguments) {
     command.add_option("NAME", arguments.name, "one operator; all when left out");
     add_device(command, arguments);
-    command.add_option("--seed", arguments.seed, "cuda: of the random inputs; fresh ones when left out");
+    command.add_option("--seed", arguments.seed, "cuda: of the random inputs; fresh ones when left out")
+        ->check(whole_number());
     command.add_option("--variant", arguments.variant, "avx512, avx2 or reference")
         ->check(CLI::IsMember({"avx512", "avx2", "reference"}));
     command.add_option("--threads", arguments.threads, "0 = all the cores that the process may use")
@@ -247,13 +248,11 @@ int run_ops(int argc, char** argv) {
                    "cuda: the small cases alone, as compute-sanitizer wants them");
     bench->add_flag("--json", arguments.json, "one JSON object a line");
     app.footer(
-        "us = median with cold level-2 caches, hot_us = straight after one another; floor_us = the larger of "
-        "bytes\n"
-        "over the measured read bandwidth and multiply-adds over the measured FMA rate; ratio = us / "
-        "floor_us.\n"
-        "On cuda: replayed graphs whose inputs rotate past 3 x the level-2 cache; bytes_us and flops_us are "
-        "the\n"
-        "floor by bytes and by operations at the rates that an H200 reaches; of_floor = the larger / us.\n\n"
+        "us = median with cold level-2 caches, hot_us = straight after one another; floor_us = the larger\n"
+        "of bytes over the measured read bandwidth and multiply-adds over the measured FMA rate;\n"
+        "ratio = us / floor_us. On cuda: replayed graphs whose inputs rotate past 3 x the level-2 cache;\n"
+        "bytes_us and flops_us are the floor by bytes and by operations at the rates that an H200 reaches;\n"
+        "of_floor = the larger / us.\n\n"
         "examples:\n"
         "  tessera ops list\n"
         "  tessera ops test attention\n"

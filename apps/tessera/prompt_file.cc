@@ -1,5 +1,6 @@
 #include "prompt_file.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <memory>
 #include <zlib.h>
@@ -100,12 +101,14 @@ Result<std::vector<std::string>> read_lines(const std::string& path) {
     size_t start = 0;
     while (start < text->size()) {
         const size_t end = std::min(text->find('\n', start), text->size());
-        if (end > start) {
-            lines.push_back(text->substr(start, end - start));
-        }
+        lines.push_back(text->substr(start, end - start));
         start = end + 1;
     }
     return lines;
+}
+
+bool is_blank(std::string_view line) {
+    return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
 }  // namespace tessera

@@ -33,11 +33,9 @@ struct Arguments {
 
 std::optional<int> parse(int argc, char** argv, Arguments& a) {
     CLI::App app(
-        "Writes a model in the official FP8 release's format: e4m3 projections with a scale for each weight, "
-        "and "
-        "static\nscales of every projection's input, of K and of V, measured while the model reads a "
-        "calibration "
-        "file.\nRouters, norms, the embedding, lm_head and eh_proj stay as they are.");
+        "Writes a model in the official FP8 release's format: e4m3 projections with a scale for each\n"
+        "weight, and static scales of every projection's input, of K and of V, measured while the model\n"
+        "reads a calibration file. Routers, norms, the embedding, lm_head and eh_proj stay as they are.");
     app.name("tessera quantize");
     app.add_option("MODEL", a.model, "model folder in Hugging Face layout, not yet quantised")->required();
     app.add_option("OUT", a.out, "the folder to make; it must not exist")->required();
@@ -50,10 +48,8 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_option("--max-length", a.limits.tokens_max, "tokens of a sample; what is longer is cut")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
-    app.add_option(
-           "--percentile", a.percentile,
-           "share of the observed magnitudes, in per cent, that an input's scale must hold without clipping; "
-           "100 = the largest")
+    app.add_option("--percentile", a.percentile,
+                   "per cent of the observed magnitudes that an input's scale holds unclipped; 100 = all")
         ->check(number_range(50.0, 100.0))
         ->capture_default_str();
     app.add_option("--shard-size", a.shard_gb, "GB of weights in a file")
@@ -62,10 +58,10 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_option("--threads", a.threads, "0 = all the cores that the process may use")
         ->check(CLI::Range(0, 1024));
     app.footer(
-        "A line of the calibration file is one sample: {\"text\": TEXT}, {\"messages\": [...], \"tools\"?, "
-        "\"kwargs\"?} (a conversation\nas `tessera render` takes it) or {\"ids\": [...]}. Take texts like "
-        "those that "
-        "the model will see, and none that it\nwill be judged by: a few hundred samples are enough.\n\n"
+        "A line of the calibration file is one sample: {\"text\": TEXT}, {\"ids\": [...]} or\n"
+        "{\"messages\": [...], \"tools\"?, \"kwargs\"?} (a conversation as `tessera render` takes it).\n"
+        "Take texts like those that the model will see, and none that it will be judged by: a few hundred\n"
+        "samples are enough.\n\n"
         "example:\n"
         "  tessera quantize models/demo demo-fp8 --scheme fp8 --calibration models/demo/calibration.jsonl");
     return parse_arguments(app, argc, argv);
@@ -146,27 +142,36 @@ Status quantize(const Arguments& arguments) {
     if (!tokenizer.ok()) {
         return tokenizer.status();
     }
+    // All that can be wrong without the weights comes before them: a large model loads for minutes.
+    if (Status status = check_fp8_folder(arguments.out); !status.ok()) {
+        return status;
+    }
+    const Result<ModelConfig> config = load_model_config(arguments.model);
+    if (!config.ok()) {
+        return config.status();
+    }
+    CalibrationLimits limits = arguments.limits;
+    limits.tokens_max =
+        static_cast<int32_t>(std::min<int64_t>(limits.tokens_max, config->max_position_embeddings));
+    const Result<std::vector<std::vector<TokenId>>> samples =
+        read_calibration(arguments.calibration, **tokenizer, config->vocab_size, limits);
+    if (!samples.ok()) {
+        return samples.status();
+    }
     const int32_t threads = resolve_threads(arguments.threads);
     Progress loading("loading weights");
-    Result<LoadedModel> loaded =
-        load_model(arguments.model, {.threads = threads, .progress = [&](int64_t done, int64_t total) {
-                                         if (done >= total) {
-                                             loading.show(done, total);
-                                         }
-                                     }});
+    // Any loading thread reports, so only the last report is shown.
+    const auto show_end = [&](int64_t done, int64_t total) {
+        if (done >= total) {
+            loading.show(done, total);
+        }
+    };
+    Result<LoadedModel> loaded = load_model(arguments.model, {.threads = threads, .progress = show_end});
     if (!loaded.ok()) {
         return loaded.status();
     }
     if (Status status = check_fp8_export(*loaded, arguments.out); !status.ok()) {
         return status;
-    }
-    CalibrationLimits limits = arguments.limits;
-    limits.tokens_max =
-        static_cast<int32_t>(std::min<int64_t>(limits.tokens_max, loaded->config.max_position_embeddings));
-    const Result<std::vector<std::vector<TokenId>>> samples =
-        read_calibration(arguments.calibration, **tokenizer, loaded->config.vocab_size, limits);
-    if (!samples.ok()) {
-        return samples.status();
     }
     ThreadPool pool(threads);
     auto observer = std::make_unique<ActivationObserver>();

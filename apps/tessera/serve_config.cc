@@ -69,7 +69,8 @@ void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
         ->capture_default_str();
     app.add_option("--default-chat-template-kwargs", raw.chat_template_kwargs,
                    "JSON object, e.g. '{\"reasoning_effort\": \"high\"}'; a request's own go first");
-    app.add_option("--seed", c.seed, "of requests without a seed; default: random");
+    app.add_option("--seed", c.seed, "of requests without a seed; default: random")
+        ->check(whole_number(INT64_MAX));
 }
 
 void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
@@ -226,7 +227,7 @@ std::optional<std::string> read_keys(const std::string& file, std::vector<std::s
 
 // What single flags cannot check; the message when something is wrong.
 std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
-    if (raw.model.empty() == raw.model_flag.empty() && raw.model != raw.model_flag) {
+    if (!raw.model.empty() && !raw.model_flag.empty() && raw.model != raw.model_flag) {
         return fmt::format("the model folder is given twice, as {} and with --model {}: give it once",
                            raw.model, raw.model_flag);
     }
@@ -234,10 +235,7 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
     if (c.engine.model.empty()) {
         return "a model folder is required: tessera serve MODEL (--help explains)";
     }
-    if (c.engine.max_num_batched_tokens == 0) {
-        c.engine.max_num_batched_tokens =
-            std::max(default_batched_tokens(c.engine.device), c.engine.max_num_seqs);
-    }
+    c.engine.max_num_batched_tokens = batched_tokens(c.engine);
     if (raw.tensor_parallel != 1) {
         return fmt::format("--tensor-parallel-size {}: only 1 is built yet", raw.tensor_parallel);
     }

@@ -152,6 +152,8 @@ def test_the_three_forms_of_a_sample_are_the_same(tmp_path):
         ('{"ids": []}', "no tokens"),
         ('{"text": "a"', "line 2"),
         ('{"messages": 3}', "line 2"),
+        ('\n{"txt": "a"}', "line 3"),
+        ('{"text": "a", "ids": [1]}', "not several"),
     ],
 )
 def test_a_wrong_line_is_named_and_nothing_is_left(tmp_path, line, word):
@@ -167,11 +169,14 @@ def test_wrong_usage_and_wrong_folders(tmp_path, quantised):
     file.write_text('{"text": "a"}\n')
     for done, word in [
         (quantize(tmp_path, file), "exists already"),
+        (quantize(tmp_path / "no" / "out", file), "no folder can be made there"),
+        (quantize(file / "out", file), "no folder can be made there"),
         (quantize(tmp_path / "out", tmp_path / "none.jsonl"), "none.jsonl"),
         (quantize(tmp_path / "out", file, model=quantised), "quantised already"),
         (quantize(tmp_path / "out", file, model=tmp_path), "tokenizer.json"),
     ]:
         assert done.returncode == 1 and word in done.stderr, done.stderr
+        assert "loading weights" not in done.stderr or word == "quantised already", "before hours of work"
     for flags in [("--percentile", "nan"), ("--samples", "0"), ("--scheme", "int3")]:
         assert quantize(tmp_path / "out", file, *flags).returncode == 2
     assert list(tmp_path.iterdir()) == [file]
