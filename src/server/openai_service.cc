@@ -78,6 +78,7 @@ TokenStreamConfig stream_config(const CommonFields& common) {
     TokenStreamConfig config;
     config.skip_special = common.skip_special;
     config.stop = common.stop;
+    config.stop_ids = common.sampling.stop_ids;
     config.include_stop = common.include_stop;
     config.min_tokens = common.sampling.min_tokens;
     return config;

@@ -31,6 +31,7 @@ TokenStream::TokenStream(const Tokenizer& tokenizer, TokenStreamConfig config,
       has_stop_(!config.stop.empty()),
       min_tokens_(config.min_tokens),
       think_end_(config.think_end),
+      stop_ids_(std::move(config.stop_ids)),
       answer_complete_(std::move(answer_complete)),
       detokenizer_(tokenizer, config.skip_special),
       matcher_(std::move(config.stop), config.include_stop) {
@@ -74,6 +75,7 @@ void TokenStream::push_token(GeneratedToken&& token, bool hidden, StreamDelta& d
         StopMatcher::Output safe = matcher_.push(text);
         show(safe.text, delta.output);
         if (safe.stopped) {
+            stop_text_ = std::move(safe.found);
             complete();
         }
     }
@@ -114,6 +116,10 @@ void TokenStream::finish(const TokenEvent& event, StreamDelta& delta) {
     // A stop string was shown to the reader as the end; an abort that crossed it changes nothing.
     delta.finish = stopped_ ? FinishReason::kStop : event.finish;
     delta.error = event.error;
+    delta.stop_text = stop_text_;
+    if (!stopped_ && std::find(stop_ids_.begin(), stop_ids_.end(), event.stop_token) != stop_ids_.end()) {
+        delta.stop_token = event.stop_token;
+    }
 }
 
 }  // namespace tessera

@@ -17,6 +17,7 @@ namespace tessera {
 struct TokenStreamConfig {
     bool skip_special = true;
     std::vector<std::string> stop;
+    std::vector<TokenId> stop_ids;             // the request's own: named as the reason when one ends it
     bool include_stop = false;                 // show the stop string, or the text of the stop token
     int32_t min_tokens = 0;                    // stop strings count only in text after this many tokens
     std::optional<OutputParserConfig> parser;  // absent: all text is content
@@ -34,6 +35,8 @@ struct StreamDelta {
     OutputDelta output;
     std::vector<StreamToken> tokens;            // added to the answer by this event
     FinishReason finish = FinishReason::kNone;  // set by the last event
+    std::string stop_text;                      // with FinishReason::kStop: the stop string that ended it,
+    TokenId stop_token = -1;                    // or the stop id of the request's own; else "" and -1
     std::string error;                          // with FinishReason::kError
 };
 
@@ -63,11 +66,13 @@ class TokenStream {
     const bool has_stop_;
     const int32_t min_tokens_;
     const TokenId think_end_;
+    const std::vector<TokenId> stop_ids_;
     std::function<void(int32_t)> answer_complete_;
     Detokenizer detokenizer_;
     StopMatcher matcher_;
     std::optional<OutputParser> parser_;
-    bool stopped_ = false;    // the answer is complete, whatever still comes
+    bool stopped_ = false;  // the answer is complete, whatever still comes
+    std::string stop_text_;
     bool reasoning_ = false;  // think_end has not come yet
     int64_t characters_ = 0;
     int32_t count_ = 0, reasoning_tokens_ = 0;

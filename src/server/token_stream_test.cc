@@ -30,6 +30,8 @@ struct Outcome {
     std::string reasoning;
     size_t tokens = 0;
     FinishReason finish = FinishReason::kNone;
+    std::string stop_text;
+    TokenId stop_token = -1;
     std::vector<int32_t> completed;  // calls of answer_complete
     int32_t completion_tokens = 0, reasoning_tokens = 0;
 };
@@ -43,6 +45,8 @@ Outcome play(TokenStreamConfig config, const std::vector<TokenId>& ids, size_t s
         out.reasoning += delta.output.reasoning;
         out.tokens += delta.tokens.size();
         out.finish = delta.finish;
+        out.stop_text = delta.stop_text;
+        out.stop_token = delta.stop_token;
     };
     for (size_t i = 0; i < ids.size(); i += step) {
         const auto last = ids.begin() + static_cast<std::ptrdiff_t>(std::min(ids.size(), i + step));
@@ -100,6 +104,7 @@ TEST(TokenStream, StopStringsCountAfterMinTokens) {
     const Outcome out = play(std::move(config), ids, 1, end_event(FinishReason::kLength));
     EXPECT_EQ(out.content, "stop ");
     EXPECT_EQ(out.finish, FinishReason::kStop);
+    EXPECT_EQ(out.stop_text, "stop");
 }
 
 TEST(TokenStream, ShowsAStopTokenOnlyWhenAsked) {
@@ -116,6 +121,19 @@ TEST(TokenStream, ShowsAStopTokenOnlyWhenAsked) {
                    end_event(FinishReason::kStop, kDemoEos))
                   .content,
               "the");
+}
+
+TEST(TokenStream, NamesTheRequestsOwnStopIdAsTheReason) {
+    const TokenId own = demo_ids(" end").back();
+    const TokenEvent by_own = end_event(FinishReason::kStop, own);
+    EXPECT_EQ(play({.stop_ids = {own}}, demo_ids("the"), 1, by_own).stop_token, own);
+    const TokenEvent by_eos = end_event(FinishReason::kStop, kDemoEos);
+    EXPECT_EQ(play({.stop_ids = {own}}, demo_ids("the"), 1, by_eos).stop_token, -1);
+    EXPECT_EQ(play({.stop_ids = {own}}, demo_ids("the"), 1, end_event(FinishReason::kLength)).stop_token, -1);
+    // A stop string that came first is the reason, whatever the engine ended with.
+    const Outcome both = play({.stop = {"the"}, .stop_ids = {own}}, demo_ids("the"), 1, by_own);
+    EXPECT_EQ(both.stop_token, -1);
+    EXPECT_EQ(both.stop_text, "the");
 }
 
 TEST(TokenStream, AnUnfinishedCodePointEndsAsReplacement) {

@@ -34,6 +34,7 @@ class StopMatcher {
     struct Output {
         std::string text;      // safe to show
         bool stopped = false;  // a stop string was found; later pushes return nothing
+        std::string found;     // it, from the push that found it
     };
     Output push(std::string_view text);
     std::string flush();  // what was held back

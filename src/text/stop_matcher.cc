@@ -62,7 +62,7 @@ int32_t StopMatcher::step(int32_t state, char byte) const {
 }
 
 StopMatcher::Output StopMatcher::push(std::string_view text) {
-    Output out{.text = {}, .stopped = stopped_};
+    Output out{.text = {}, .stopped = stopped_, .found = {}};
     if (stopped_) {
         return out;
     }
@@ -72,6 +72,7 @@ StopMatcher::Output StopMatcher::push(std::string_view text) {
         state_ = step(state_, byte);
         shown += byte;
         if (const auto match = static_cast<size_t>(states_[state_].match); match > 0) {
+            out.found = shown.substr(shown.size() - match);
             if (!include_stop_) {
                 shown.resize(shown.size() - match);
             }

@@ -210,7 +210,8 @@ def test_stop(chat):
     stop = whole[len(whole) // 2 :][:4]
     cut = chat(question, stop=[stop, "never said"])
     assert cut.choices[0].message.content == whole[: whole.index(stop)]
-    assert cut.choices[0].finish_reason == "stop"
+    assert (cut.choices[0].finish_reason, cut.choices[0].stop_reason) == ("stop", stop)
+    assert chat(question).choices[0].stop_reason is None
     shown = chat(question, stop=stop, extra_body={"include_stop_str_in_output": True})
     assert shown.choices[0].message.content == whole[: whole.index(stop) + len(stop)]
     assert join(chat(question, stop=stop, stream=True))["content"][0] == whole[: whole.index(stop)]

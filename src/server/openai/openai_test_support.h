@@ -297,6 +297,7 @@ struct JoinedChoice {
     std::vector<json::Value> logprobs;
     std::vector<int64_t> token_ids;
     std::string finish_reason;
+    std::string stop_reason;  // as JSON
 };
 
 struct JoinedStream {

@@ -139,8 +139,9 @@ void ResponseStream::handle(size_t index, TokenEvent&& event) {
         } else {
             if (ended) {
                 const bool called = delta.finish == FinishReason::kStop && choice.stream->tool_calls() > 0;
-                choice.finish_reason =
-                    called ? std::string_view("tool_calls") : finish_reason_name(delta.finish);
+                choice.end = {
+                    std::string(called ? std::string_view("tool_calls") : finish_reason_name(delta.finish)),
+                    std::move(delta.stop_text), delta.stop_token};
             }
             if (plan_.stream) {
                 add_stream(index, std::move(delta), piece);
@@ -188,7 +189,7 @@ void ResponseStream::add_stream(size_t index, StreamDelta&& delta, std::string& 
         choice.text = {};
     }
     if (ended) {
-        piece += writer_.finish_event(static_cast<int>(index), choice.finish_reason, now ? &*now : nullptr);
+        piece += writer_.finish_event(static_cast<int>(index), choice.end, now ? &*now : nullptr);
     }
 }
 
@@ -226,7 +227,7 @@ void ResponseStream::finish_all(std::string& piece) {
     std::string body = writer_.whole_begin();
     for (size_t i = 0; i < choices_.size(); ++i) {
         body += i > 0 ? "," : "";
-        body += writer_.whole_choice(static_cast<int>(i), choices_[i].text, choices_[i].finish_reason);
+        body += writer_.whole_choice(static_cast<int>(i), choices_[i].text, choices_[i].end);
     }
     body += writer_.whole_end(usage(), plan_.writer.chat ? prompt_ids(choices_.front()) : nullptr);
     respond_json(*exchange_, std::move(body));

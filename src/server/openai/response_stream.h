@@ -55,7 +55,7 @@ class ResponseStream : public std::enable_shared_from_this<ResponseStream> {
         size_t prompt = 0;
         ChoiceText text;  // streaming: only what no chunk has carried yet (tokens); else all so far
         std::vector<std::string> call_ids;
-        std::string finish_reason;
+        ChoiceEnd end;
         bool begun = false;  // its first chunk is out
     };
 

@@ -88,6 +88,7 @@ class StreamChecker {
         if (!reason->is_null()) {
             EXPECT_TRUE(value.find("logprobs")->is_null());
             joined.finish_reason = reason->as_string();
+            joined.stop_reason = json::dump(*value.find("stop_reason"));
         }
         if (const json::Value* logprobs = value.find("logprobs"); logprobs->is_object()) {
             add_logprobs(*logprobs, joined);

@@ -61,6 +61,7 @@ JoinedChoice whole_choice(const json::Value& choice, bool chat) {
         }
     }
     out.finish_reason = choice.find("finish_reason")->as_string();
+    out.stop_reason = json::dump(*choice.find("stop_reason"));
     if (const json::Value* logprobs = choice.find("logprobs"); logprobs->is_object()) {
         out.logprobs = logprobs->find(chat ? "content" : "token_logprobs")->items();
     }
@@ -77,6 +78,7 @@ void expect_equal(const JoinedChoice& a, const JoinedChoice& b) {
     EXPECT_EQ(a.content, b.content);
     EXPECT_EQ(a.calls, b.calls);
     EXPECT_EQ(a.finish_reason, b.finish_reason);
+    EXPECT_EQ(a.stop_reason, b.stop_reason);
     EXPECT_EQ(a.token_ids, b.token_ids);
     EXPECT_EQ(json::dump(json::Value::array(a.logprobs)), json::dump(json::Value::array(b.logprobs)));
 }

@@ -55,11 +55,15 @@ void append_usage(std::string& out, const Usage& usage) {
         usage.cached_tokens, usage.reasoning_tokens);
 }
 
-void append_finish(std::string& out, std::string_view reason) {
-    if (reason.empty()) {
-        out += R"(,"finish_reason":null)";
+// stop_reason is vLLM's: what ended the choice, null when that was the model's own end or a limit.
+void append_finish(std::string& out, const ChoiceEnd& end) {
+    append(out, R"(,"finish_reason":"{}",)", end.finish_reason);
+    if (!end.stop_text.empty()) {
+        append_member(out, "stop_reason", end.stop_text);
+    } else if (end.stop_token >= 0) {
+        append(out, R"("stop_reason":{})", end.stop_token);
     } else {
-        append(out, R"(,"finish_reason":"{}")", reason);
+        out += R"("stop_reason":null)";
     }
 }
 
@@ -139,7 +143,7 @@ std::string ResponseWriter::event_begin(int index) const {
     return out;
 }
 
-void ResponseWriter::event_end(std::string& out, const ChoiceText* text, std::string_view finish_reason,
+void ResponseWriter::event_end(std::string& out, const ChoiceText* text, const ChoiceEnd* end,
                                const Usage* usage) const {
     out += R"(,"logprobs":)";
     if (config_.logprobs && text != nullptr && !text->tokens.empty()) {
@@ -147,7 +151,11 @@ void ResponseWriter::event_end(std::string& out, const ChoiceText* text, std::st
     } else {
         out += "null";
     }
-    append_finish(out, finish_reason);
+    if (end != nullptr) {
+        append_finish(out, *end);
+    } else {
+        out += R"(,"finish_reason":null)";
+    }
     if (config_.token_ids && text != nullptr) {
         append_token_ids(out, *text);
     }
@@ -180,7 +188,7 @@ std::string ResponseWriter::text_event(int index, const ChoiceText& text,
     std::string out = event_begin(index);
     if (!config_.chat) {
         append_member(out, "text", text.content);
-        event_end(out, &text, {}, usage);
+        event_end(out, &text, nullptr, usage);
         return out;
     }
     out += R"("delta":{)";
@@ -199,15 +207,14 @@ std::string ResponseWriter::text_event(int index, const ChoiceText& text,
         append_call_deltas(out, text.tool_calls, call_ids);
     }
     out += '}';
-    event_end(out, &text, {}, usage);
+    event_end(out, &text, nullptr, usage);
     return out;
 }
 
-std::string ResponseWriter::finish_event(int index, std::string_view finish_reason,
-                                         const Usage* usage) const {
+std::string ResponseWriter::finish_event(int index, const ChoiceEnd& end, const Usage* usage) const {
     std::string out = event_begin(index);
     out += config_.chat ? R"("delta":{})" : R"("text":"")";
-    event_end(out, nullptr, finish_reason, usage);
+    event_end(out, nullptr, &end, usage);
     return out;
 }
 
@@ -226,8 +233,7 @@ std::string ResponseWriter::whole_begin() const {
     return whole_head_;
 }
 
-std::string ResponseWriter::whole_choice(int index, const ChoiceText& text,
-                                         std::string_view finish_reason) const {
+std::string ResponseWriter::whole_choice(int index, const ChoiceText& text, const ChoiceEnd& end) const {
     std::string out = fmt::format(R"({{"index":{},)", index);
     if (config_.chat) {
         append_message(out, text);
@@ -240,7 +246,7 @@ std::string ResponseWriter::whole_choice(int index, const ChoiceText& text,
     } else {
         out += "null";
     }
-    append_finish(out, finish_reason);
+    append_finish(out, end);
     if (config_.token_ids) {
         append_token_ids(out, text);
     }

@@ -37,6 +37,13 @@ struct ChoiceText {
     const std::vector<TokenId>* prompt_ids = nullptr;
 };
 
+// How a choice ended.
+struct ChoiceEnd {
+    std::string finish_reason;  // "stop", "length", "tool_calls"
+    std::string stop_text;      // the stop string that ended it, "" = none
+    TokenId stop_token = -1;    // the stop id of the request that ended it, -1 = none
+};
+
 struct WriterConfig {
     bool chat = true;
     std::string id;  // "chatcmpl-..." or "cmpl-..."
@@ -60,18 +67,18 @@ class ResponseWriter {
     // call_ids: of the tool calls that `text` begins, in order.
     std::string text_event(int index, const ChoiceText& text, const std::vector<std::string>& call_ids,
                            const Usage* usage) const;
-    std::string finish_event(int index, std::string_view finish_reason, const Usage* usage) const;
+    std::string finish_event(int index, const ChoiceEnd& end, const Usage* usage) const;
     std::string usage_event(const Usage& usage) const;
 
     // A whole answer: begin, the choices in order with a comma between, end.
     std::string whole_begin() const;
-    std::string whole_choice(int index, const ChoiceText& text, std::string_view finish_reason) const;
+    std::string whole_choice(int index, const ChoiceText& text, const ChoiceEnd& end) const;
     std::string whole_end(const Usage& usage, const std::vector<TokenId>* prompt_ids) const;
 
   private:
     std::string event_begin(int index) const;
-    void event_end(std::string& out, const ChoiceText* text, std::string_view finish_reason,
-                   const Usage* usage) const;
+    // end: null while the choice goes on.
+    void event_end(std::string& out, const ChoiceText* text, const ChoiceEnd* end, const Usage* usage) const;
     void append_logprobs(std::string& out, const std::vector<StreamToken>& tokens) const;
     void append_chat_logprobs(std::string& out, const std::vector<StreamToken>& tokens) const;
     void append_text_logprobs(std::string& out, const std::vector<StreamToken>& tokens) const;
