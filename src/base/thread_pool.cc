@@ -90,8 +90,9 @@ struct ThreadPool::Shared {
     }
 };
 
-ThreadPool::ThreadPool(int threads) : shared_(std::make_unique<Shared>(threads)) {
+ThreadPool::ThreadPool(int threads) {
     check(threads >= 1, "a thread pool needs at least one thread");
+    shared_ = std::make_unique<Shared>(threads);
     for (int i = 1; i < threads; ++i) {
         workers_.emplace_back([this, i] { work(i); });
     }
