@@ -18,19 +18,24 @@ constexpr int kRuns = 11;
 constexpr int kThreads = 512;
 constexpr unsigned kBlocks = 132 * 4;
 
-// Reads [0, count) vectors of 16 bytes, eight at a time; what it writes depends on all of them.
+// Vectors of 16 bytes that the grid reads at a time, eight a thread, and their number in the whole memory.
+constexpr int kAtOnce = 8;
+constexpr int64_t kRound = int64_t{kBlocks} * kThreads * kAtOnce;
+constexpr int64_t kReadVectors = 2 * kHalf / 16 / kRound * kRound;
+
+// Reads [0, count) vectors, whole rounds; what it writes depends on all of them.
 __global__ void read_kernel(const uint4* from, int64_t count, uint32_t* out) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
     uint32_t sum = 0;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i + 7 * step < count;
-         i += 8 * step) {
-        uint4 part[8];
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+         i += kAtOnce * step) {
+        uint4 part[kAtOnce];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < kAtOnce; ++j) {
             part[j] = __ldcs(from + i + j * step);
         }
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < kAtOnce; ++j) {
             sum ^= part[j].x ^ part[j].y ^ part[j].z ^ part[j].w;
         }
     }
@@ -75,11 +80,10 @@ Result<DeviceRates> measure_device_rates(MemoryBudget& budget) {
     };
     fill(DType::kBFloat16, 1);
     DeviceRates rates;
-    const auto both = static_cast<double>(2 * kHalf);
     rates.read_bytes_per_s =
-        both / time_runs(stream, [&] {
+        static_cast<double>(16 * kReadVectors) / time_runs(stream, [&] {
             read_kernel<<<kBlocks, kThreads, 0, stream.get()>>>(
-                reinterpret_cast<const uint4*>(data), 2 * kHalf / 16, reinterpret_cast<uint32_t*>(data));
+                reinterpret_cast<const uint4*>(data), kReadVectors, reinterpret_cast<uint32_t*>(data));
             cuda_check_launch();
         });
     LinearCuda linear(data, LinearCuda::kWorkspaceBytes);
@@ -100,7 +104,8 @@ Result<DeviceRates> measure_device_rates(MemoryBudget& budget) {
     rates.bf16_flops = product(DType::kBFloat16);
     fill(DType::kFloat8E4M3, 100);
     rates.fp8_flops = product(DType::kFloat8E4M3);
-    rates.copy_bytes_per_s = both / time_runs(stream, [&] {
+    // Read and written.
+    rates.copy_bytes_per_s = static_cast<double>(2 * kHalf) / time_runs(stream, [&] {
                                  cuda_check(cudaMemcpyAsync(data, data + kHalf, static_cast<size_t>(kHalf),
                                                             cudaMemcpyDeviceToDevice, stream.get()));
                              });

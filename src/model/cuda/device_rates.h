@@ -8,7 +8,7 @@ namespace tessera {
 
 struct DeviceRates {
     double copy_bytes_per_s = 0;  // 2 GiB from one place to another, read and written bytes counted
-    double read_bytes_per_s = 0;  // 4 GiB read, nothing written
+    double read_bytes_per_s = 0;  // nearly 4 GiB read, nothing written
     double bf16_flops = 0;        // cuBLASLt, 8192 x 8192 x 8192, random operands, 2 for a multiply-add
     double fp8_flops = 0;
 };
