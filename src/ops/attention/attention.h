@@ -3,14 +3,11 @@
 // A query's result is the same bits whatever the batch, the chunking, the thread count and the instruction
 // set:
 //   scores   q * scale, then for each (query, key) two chains of fused multiply-adds, over the even and over
-//   the
-//            odd elements of the head, and their sum
+//            the odd elements of the head, and their sum
 //   tiles    the 64 slots of a page, in order, with online softmax: the running maximum, sum and output are
-//   rescaled
-//            once a tile, the sums run over the slots in order
+//            rescaled once a tile, the sums run over the slots in order
 //   spans    every 16 tiles (1,024 slots) the state starts anew, and the spans' states are merged in order;
-//   so a long
-//            sequence may be split over threads at these places without changing a bit
+//            so a long sequence may be split over threads at these places without changing a bit
 // A slot that a query may not see counts for nothing, whatever lies there.
 #pragma once
 

@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-// Blocks of memory for each thread, taken in order. Filled by one thread; then each thread takes its own.
+// Where blocks of memory begin, for each thread, taken in order; who fetches knows how much. Filled by one
+// thread; then each thread takes its own.
 class FetchAhead {
   public:
     void clear(int threads) {

@@ -21,8 +21,8 @@ struct GemmBlockArgs {
         nullptr;  // [row_count][kBlockOutputs], 64-byte aligned; columns past the block's are left alone
     // The block, of the same size, that this thread computes next: it is fetched meanwhile. May be null.
     const std::byte* next = nullptr;
-    // Memory of another kind, as large as the block, to be fetched where several tiles of rows read the
-    // block. May be null.
+    // Memory of another kind: from here on as many bytes as the block has are fetched, where several tiles of
+    // rows read the block. Only a hint: it may end before, or reach past, what is wanted. May be null.
     const std::byte* also = nullptr;
 };
 

@@ -455,7 +455,7 @@ Graph CudaRunnerImpl::capture_last_step(PassObserver* observer, F&& before) {
     return graph;
 }
 
-// Median us of a replay after the first; `after` follows each.
+// Median us of a replay after the first; `after` follows each, the first too.
 template <typename F>
 double CudaRunnerImpl::replay(const Graph& graph, int32_t replays, F&& after) {
     Event begin(Event::Timing::kOn);

@@ -8,6 +8,7 @@
 #include "device/cuda/cuda_check.h"
 
 namespace tessera {
+
 std::string tenant_too_large(const SlotInit& init) {
     const auto refuse = [](std::string_view what, size_t count, int32_t max) {
         return static_cast<int64_t>(count) <= max ? std::string()
