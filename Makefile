@@ -3,7 +3,7 @@
 SHELL := bash
 PRESET ?= release
 
-.PHONY: help build test bench lint tidy format sanitize fuzz bundle clean
+.PHONY: help build test cudatest bench lint tidy format sanitize fuzz bundle clean
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -17,6 +17,10 @@ build: ## build everything (PRESET=release, debug, asan or tsan)
 
 test: ## build, lint and run every CPU test
 	@./test
+
+cudatest: ## every check that needs a CUDA device (about five minutes)
+	@[ -f build/cuda/build.ninja ] || cmake --preset cuda
+	@cmake --build build/cuda && tests/cuda/run.sh build/cuda
 
 bench: build ## the engine's speed beside this machine's own limits
 	@build/$(PRESET)/tessera bench engine models/demo
