@@ -30,10 +30,9 @@ enum class CudaUnit : uint8_t { kFloat32, kBFloat16, kFloat8 };
 struct CudaCaseRun {
     int sets = 1;
     std::function<void(cudaStream_t, int set)> launch;  // enters the operator on a set's data
-    std::function<OpError(cudaStream_t)>
-        check;          // runs set 0 with poisoned outputs, compares with the reference
-    int64_t bytes = 0;  // read and written at least once
-    int64_t flops = 0;  // 2 for a multiply-add
+    std::function<OpError(cudaStream_t)> check;         // set 0, with poisoned outputs, against the reference
+    int64_t bytes = 0;                                  // read and written at least once
+    int64_t flops = 0;                                  // 2 for a multiply-add
     CudaUnit unit = CudaUnit::kFloat32;
 };
 
@@ -70,6 +69,14 @@ struct CudaOpCase {
     int64_t bytes = 0;  // as in CudaCaseRun, known (roughly) before the data is made
 };
 
+// Memory of a case, which must fit.
+inline DeviceBuffer case_memory(MemoryBudget& budget, int64_t bytes) {
+    Result<DeviceBuffer> memory =
+        DeviceBuffer::allocate(budget, MemoryCategory::kWorkspace, "operator case", bytes);
+    check(memory.ok(), "the device has too little memory for an operator case");
+    return memory.take();
+}
+
 // An array on the device in several equal copies, each 256-byte aligned.
 template <typename T>
 class DeviceArray {
@@ -77,16 +84,13 @@ class DeviceArray {
     DeviceArray(MemoryBudget& budget, std::span<const T> host, int sets)
         : count_(static_cast<int64_t>(host.size())), sets_(sets) {
         stride_ = (count_ * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-        Result<DeviceBuffer> memory =
-            DeviceBuffer::allocate(budget, MemoryCategory::kWorkspace, "operator case", stride_ * sets);
-        check(memory.ok(), "the device has too little memory for an operator case");
-        memory_ = memory.take();
+        memory_ = case_memory(budget, stride_ * sets);
         for (int set = 0; set < sets; ++set) {
             cuda_check(cudaMemcpy(memory_.data() + set * stride_, host.data(), host.size_bytes(),
                                   cudaMemcpyHostToDevice));
         }
-        cuda_check(
-            cudaDeviceSynchronize());  // the operators' stream does not wait for copies from pageable memory
+        // The operators' stream does not wait for copies from pageable memory.
+        cuda_check(cudaDeviceSynchronize());
     }
     T* at(int set) const { return reinterpret_cast<T*>(memory_.data() + set * stride_); }
     // Set 0. Waits for the device.

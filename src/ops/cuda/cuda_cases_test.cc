@@ -3,7 +3,6 @@
 #include <ostream>
 
 #include "device/cuda/device_props.h"
-#include "device/cuda/graph.h"
 #include "device/cuda/stream.h"
 #include "ops/cuda/cuda_registry.h"
 

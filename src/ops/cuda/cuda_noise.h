@@ -44,10 +44,7 @@ class DeviceNoise {
   public:
     DeviceNoise(const CudaCaseData& data, int64_t count, const NoiseSpec& spec)
         : spec_(spec), count_(count), stride_((count * dtype_size(spec.dtype) + 255) / 256 * 256) {
-        Result<DeviceBuffer> memory = DeviceBuffer::allocate(data.budget, MemoryCategory::kWorkspace,
-                                                             "operator case", stride_ * data.sets + 256);
-        check(memory.ok(), "the device has too little memory for an operator case");
-        memory_ = memory.take();
+        memory_ = case_memory(data.budget, stride_ * data.sets + 256);
         for (int set = 0; set < data.sets; ++set) {
             fill_noise_cuda(nullptr, at(set), count, spec, set * count);
         }
@@ -73,10 +70,7 @@ class DeviceScratch {
   public:
     DeviceScratch(const CudaCaseData& data, int64_t bytes, int sets)
         : bytes_(bytes), stride_((bytes + 255) / 256 * 256), sets_(sets) {
-        Result<DeviceBuffer> memory = DeviceBuffer::allocate(data.budget, MemoryCategory::kWorkspace,
-                                                             "operator case", stride_ * sets + 256);
-        check(memory.ok(), "the device has too little memory for an operator case");
-        memory_ = memory.take();
+        memory_ = case_memory(data.budget, stride_ * sets + 256);
         poison();
     }
     std::byte* at(int set) const { return memory_.data() + set * stride_; }

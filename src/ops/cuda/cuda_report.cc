@@ -148,6 +148,7 @@ Status bench_cuda_operators(const CudaReportArgs& args) {
                    "of_floor");
     }
     const Stream stream;
+    int wrong = 0;
     for (const CudaOpEntry* entry : *chosen) {
         for (const CudaOpCase& op_case : entry->cases()) {
             if (!op_case.bench) {
@@ -159,9 +160,16 @@ Status bench_cuda_operators(const CudaReportArgs& args) {
             const OpError error = run.check(stream.get());
             const CudaTiming timing = time_cuda_case(run, stream.get());
             print_line({*entry, op_case, run, timing, cuda_floor(run, CudaRates{}), error}, args);
+            if (error.mismatches > 0) {
+                ++wrong;
+                fmt::print(stderr, "WRONG {} [{}] {}: {} of {} elements differ from the reference\n",
+                           entry->name, op_case.shape, op_case.dtype, error.mismatches, error.compared);
+            }
         }
     }
-    return {};
+    return wrong == 0 ? Status()
+                      : data_loss(fmt::format("{} cases differ from their references: see `tessera ops test`",
+                                              wrong));
 }
 
 }  // namespace tessera

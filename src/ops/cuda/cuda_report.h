@@ -21,6 +21,8 @@ void list_cuda_operators();
 // when there is no such operator or no device.
 Result<int> test_cuda_operators(const CudaReportArgs& args);
 
+// One line a case on standard output. A Status as above, or when a case differs from its reference: each such
+// is named on standard error.
 Status bench_cuda_operators(const CudaReportArgs& args);
 
 }  // namespace tessera
