@@ -102,11 +102,12 @@ __device__ double report_top(SampleRow& row, int32_t top, uint64_t best, SampleR
         result.top[static_cast<size_t>(place)] = {id,
                                                   static_cast<float>(static_cast<double>(value) - log_sum)};
     };
-    int32_t count = min(top, candidates_found(shared, row.lane));
+    const int32_t found = candidates_found(shared, row.lane);
+    int32_t count = min(top, found);
     const auto t = static_cast<int32_t>(threadIdx.x);
-    if (candidates_found(shared, row.lane) <= kSampleCandidatesMax) {
+    if (found <= kSampleCandidatesMax) {
         if (row.rank == 0) {
-            sort_candidates(shared, candidates_found(shared, row.lane));
+            sort_candidates(shared, found);
             if (t < count) {
                 give(t, from_ordered_bits(shared.sorted[t].key), shared.sorted[t].id);
             }

@@ -22,6 +22,15 @@ struct SampleDraw {
     }
 };
 
+// The sum of the lanes' values up to this one.
+__device__ inline uint64_t warp_scan(uint64_t value, int lane) {
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+        const uint64_t other = __shfl_up_sync(kFullWarp, value, offset);
+        value += lane >= offset ? other : 0;
+    }
+    return value;
+}
+
 // Draws among the sorted candidates of the first block, which runs this whole. `total`: the mass of what
 // top_k leaves when it is off. False when top_p reaches beyond the candidates.
 __device__ inline bool draw_from_candidates(SampleShared& shared, int32_t count, const SampleDraw& draw,
@@ -31,12 +40,8 @@ __device__ inline bool draw_from_candidates(SampleShared& shared, int32_t count,
     if (t < kWarp) {
         uint64_t sum = 0;
         for (int32_t i = t; i < (count + kWarp - 1) / kWarp * kWarp; i += kWarp) {
-            uint64_t own = i < count ? draw.weight(from_ordered_bits(shared.sorted[i].key)) : 0;
-            uint64_t scan = own;
-            for (int offset = 1; offset < kWarp; offset *= 2) {
-                const uint64_t other = __shfl_up_sync(kFullWarp, scan, offset);
-                scan += t >= offset ? other : 0;
-            }
+            const uint64_t own = i < count ? draw.weight(from_ordered_bits(shared.sorted[i].key)) : 0;
+            const uint64_t scan = warp_scan(own, t);
             shared.before[i < count ? i : count] = sum + scan - own;  // lanes beyond agree on the total
             sum += __shfl_sync(kFullWarp, scan, kWarp - 1);
         }
@@ -127,14 +132,6 @@ __device__ inline SampleCut find_cut(SampleRow& row, const SampleDraw& draw) {
     }
     cut.ties = low;
     return cut;
-}
-
-__device__ inline uint64_t warp_scan(uint64_t value, int lane) {
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-        const uint64_t other = __shfl_up_sync(kFullWarp, value, offset);
-        value += lane >= offset ? other : 0;
-    }
-    return value;
 }
 
 // The sum over the segments before `segment`, and over all.
