@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares two files of JSON lines of `tessera ops bench --json`: exit status 1 when an operator became slower.
 
-A case is its (op, shape, dtype); the last line of a case counts. Lines without these fields or `us` are passed over."""
+A case is its (op, shape, dtype); the last line of a case counts. Lines without these fields or `us` are passed over.
+Exit status 2 when the files cannot be compared."""
 
 import argparse
 import json
@@ -11,10 +12,13 @@ import sys
 def read_cases(path):
     cases = {}
     with open(path) as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if not line.startswith("{"):
                 continue
-            entry = json.loads(line)
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}: line {number} is not JSON: {error}") from error
             if all(entry.get(key) is not None for key in ("op", "shape", "dtype", "us")):
                 cases[entry["op"], entry["shape"], entry["dtype"]] = entry["us"]
     return cases
@@ -38,7 +42,11 @@ def main(arguments=None):
     parser.add_argument("new")
     parser.add_argument("--limit", type=float, default=0.10, help="slowdown that is still accepted (0.10 = 10 %%)")
     options = parser.parse_args(arguments)
-    baseline, new = read_cases(options.baseline), read_cases(options.new)
+    try:
+        baseline, new = read_cases(options.baseline), read_cases(options.new)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if not baseline.keys() & new.keys():
         print(f"error: {options.baseline} and {options.new} have no case in common", file=sys.stderr)
         return 2

@@ -55,6 +55,17 @@ class CompareTest(unittest.TestCase):
         self.assertIn("faster moe", out)
         self.assertIn("1 new", out)
 
+    def test_a_broken_line_is_an_error_and_is_named(self):
+        status, out = self.run_on([line(10)], [line(10), line(10)[:-5]])
+        self.assertEqual(status, 2)
+        self.assertIn("line 2", out)
+
+    def test_a_missing_file_is_an_error(self):
+        out = io.StringIO()
+        with contextlib.redirect_stderr(out):
+            self.assertEqual(compare.main(["/nowhere/a", "/nowhere/b"]), 2)
+        self.assertIn("/nowhere/a", out.getvalue())
+
     def test_nothing_in_common_is_an_error(self):
         status, out = self.run_on([line(10)], [line(10, op="sample")])
         self.assertEqual(status, 2)

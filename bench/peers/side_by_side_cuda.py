@@ -5,7 +5,8 @@ appends JSON lines with peer (the fastest one) and peer_us.
     bench/peers/side_by_side_cuda.py build/cuda/tessera --append bench/baselines/h200.jsonl
     bench/peers/side_by_side_cuda.py build/cuda/tessera --op moe --op linear
 
-Peers are optional: a family whose package is missing, or a case that it refuses, is skipped with a word."""
+Peers are optional: a family whose package is missing, or a case that it refuses, is skipped with a word. A case that
+differs from its reference is not appended, and makes the exit status 1."""
 
 import argparse
 import datetime
@@ -34,8 +35,11 @@ def first_line(error):
 def our_lines(binary, operators):
     for operator in operators or [""]:
         command = [binary, "ops", "bench", *([operator] if operator else []), "--device", "cuda", "--json", "--seed", "1"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        yield from (json.loads(line) for line in done.stdout.splitlines())
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        if done.returncode != 0 and not any(line["wrong"] for line in lines):
+            sys.exit(f"{' '.join(command)}: status {done.returncode}")
+        yield from lines
 
 
 def measure(line, families, timing):
@@ -87,7 +91,12 @@ def main():
         timing, families = None, []
     print(f"{'operator':<17} {'shape':<58} {'dtype':<8} {'us':>9} {'hot_us':>9} {'floor_us':>9} {'floor':>5} "
           f"{'ahead':>6}  peers, cold us")
+    wrong = 0
     for line in our_lines(options.binary, options.op):
+        if line["wrong"]:
+            print(f"WRONG {line['op']} [{line['shape']}] {line['dtype']}: {line['wrong']} elements", flush=True)
+            wrong += 1
+            continue
         peers = measure(line, families, timing) if families else {}
         if peers:
             best = min(peers, key=lambda peer: peers[peer][0])
@@ -98,6 +107,7 @@ def main():
         if options.append:
             with open(options.append, "a") as file:
                 file.write(json.dumps(kept(line), separators=(",", ":")) + "\n")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
