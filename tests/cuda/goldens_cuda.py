@@ -129,7 +129,7 @@ def check_teacher_forced(tessera, cases, checks):
 
 
 def check_long(tessera, cases, checks, limited):
-    """The listed positions of a prompt of 30K tokens: the most probable token, where the reference is sure of it."""
+    """The listed positions of the long prompt: the most probable token, where the reference is sure of it."""
     for case in cases:
         row = tessera.with_ids("score", [case["prompt_ids"]], "--top", 16)[0]
         sure = wrong = 0
@@ -218,7 +218,7 @@ def main():
     parser.add_argument("--report-only", action="store_true", help="state the KL without a limit (FP8)")
     parser.add_argument("--fp8", action="store_true", help="then quantise the model and check the copy")
     parser.add_argument("--calibration", default=str(ROOT / "models" / "demo" / "calibration.jsonl"))
-    parser.add_argument("--recall", action="store_true", help="also the recall sets and the 31k-token case")
+    parser.add_argument("--recall", action="store_true", help="also the recall sets and the case of 30,718 tokens")
     arguments = parser.parse_args()
     tessera, checks = Tessera(arguments.binary, arguments.model, arguments.kv_cache_dtype), Checks()
     every = json.loads((DATA / "model.json").read_text())["cases"]
