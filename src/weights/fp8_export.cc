@@ -135,10 +135,20 @@ Status check_limits(const Fp8Export& options) {
 
 }  // namespace
 
-Status check_fp8_export(const LoadedModel& model, const std::string& folder) {
+Status check_fp8_folder(const std::string& folder) {
+    const std::string target = without_trailing_slash(folder);
     std::error_code error;
-    if (fs::symlink_status(without_trailing_slash(folder), error).type() != fs::file_type::not_found) {
+    if (fs::exists(fs::symlink_status(target, error))) {
         return invalid_argument(fmt::format("{}: exists already; give a folder that does not", folder));
+    }
+    // Made and removed: permissions alone do not tell (a read-only file system, a file in the way).
+    const Result<PendingFolder> trial = PendingFolder::create(target);
+    return trial.ok() ? Status() : trial.status();
+}
+
+Status check_fp8_export(const LoadedModel& model, const std::string& folder) {
+    if (Status status = check_fp8_folder(folder); !status.ok()) {
+        return status;
     }
     if (model.weights.layers.front().attention.q.weight_scale.has_value()) {
         return invalid_argument(
