@@ -31,6 +31,34 @@ HttpHeaders cors_headers(const AccessRules& access, std::string_view origin) {
             {"Vary", "Origin"}};
 }
 
+// Headers that decide and come at most once: of two, another program on the way may believe the other one.
+std::optional<HttpError> check_repeated(const HttpRequest& request) {
+    for (const std::string_view name : {"origin", "authorization", "content-type", "content-encoding"}) {
+        const auto count = std::ranges::count_if(
+            request.headers, [&](const auto& field) { return std::string_view(field.first) == name; });
+        if (count > 1) {
+            return HttpError{
+                .status = 400,
+                .message = fmt::format("a request has at most one {} header, not {}", name, count)};
+        }
+    }
+    return std::nullopt;
+}
+
+std::optional<HttpError> check_body_type(const HttpRequest& request) {
+    if (const std::string_view type = request.header("content-type"); !is_json(type)) {
+        return HttpError{.status = 415,
+                         .message = fmt::format("Content-Type must be application/json, not '{}'", type)};
+    }
+    if (const std::string_view coding = request.header("content-encoding");
+        !coding.empty() && coding != "identity") {
+        return HttpError{
+            .status = 415,
+            .message = fmt::format("Content-Encoding '{}' is not taken; send the JSON text itself", coding)};
+    }
+    return std::nullopt;
+}
+
 HeaderVerdict& refuse(HeaderVerdict& verdict, HttpError error) {
     verdict.route = nullptr;
     verdict.error = std::move(error);
@@ -62,6 +90,9 @@ std::optional<HttpError> check_site(const AccessRules& access, const HttpRequest
 
 HeaderVerdict check_header(const RouteTable& routes, const AccessRules& access, HttpRequest& request) {
     HeaderVerdict verdict;
+    if (std::optional<HttpError> error = check_repeated(request)) {
+        return refuse(verdict, std::move(*error));
+    }
     const std::string_view origin = request.header("origin");
     verdict.headers = cors_headers(access, origin);
     const RouteMatch match = routes.find(request.method, request.path);
@@ -103,10 +134,10 @@ HeaderVerdict check_header(const RouteTable& routes, const AccessRules& access, 
         }
         request.tenant = std::move(*tenant);
     }
-    if (route.json_body && !is_json(request.header("content-type"))) {
-        return refuse(verdict, {.status = 415,
-                                .message = fmt::format("Content-Type must be application/json, not '{}'",
-                                                       request.header("content-type"))});
+    if (route.json_body) {
+        if (std::optional<HttpError> error = check_body_type(request)) {
+            return refuse(verdict, std::move(*error));
+        }
     }
     verdict.route = &route;
     return verdict;

@@ -75,6 +75,25 @@ TEST_F(Checks, Keys) {
     EXPECT_NE(first, hex(sha256("one")));
 }
 
+TEST_F(Checks, HeadersThatDecideComeOnce) {
+    config_.api_keys = {"one"};
+    const HttpHeaders good = {{"authorization", "Bearer one"},
+                              {"content-type", "application/json"},
+                              {"content-encoding", "identity"},
+                              {"origin", "http://127.0.0.1:8000"}};
+    EXPECT_EQ(status("POST", "/v1/chat/completions", good), 200);
+    for (const auto& [name, value] : good) {
+        EXPECT_EQ(status("POST", "/v1/chat/completions", with(good, name, value)), 400) << name;
+        EXPECT_EQ(status("POST", "/v1/chat/completions", with(good, name, "text/plain")), 400) << name;
+    }
+    EXPECT_EQ(status("POST", "/v1/chat/completions", with(with(good, "x-other", "a"), "x-other", "b")), 200);
+}
+
+TEST_F(Checks, ACompressedBodyIsRefused) {
+    EXPECT_EQ(status("POST", "/v1/chat/completions", with(kJson, "content-encoding", "gzip")), 415);
+    EXPECT_EQ(status("POST", "/v1/chat/completions", with(kJson, "content-encoding", "identity")), 200);
+}
+
 TEST_F(Checks, WithoutKeysThereIsNoTenant) {
     EXPECT_EQ(status("GET", "/v1/models", {{"authorization", "Bearer anything"}}), 200);
     EXPECT_EQ(request_.tenant, "");
