@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
 #include <functional>
@@ -300,10 +301,19 @@ Status BpeTokenizer::encode_text(std::string_view text, EncodeState& state) cons
     return {};
 }
 
+// kNotFound only where there is nothing of that name.
 Result<std::string> read_file(const std::string& path) {
+    std::error_code error;
+    const std::filesystem::file_status status = std::filesystem::status(path, error);
+    if (!std::filesystem::exists(status)) {
+        return not_found(fmt::format("{}: cannot be read; a model folder needs it", path));
+    }
+    if (!std::filesystem::is_regular_file(status)) {  // opening a pipe would wait for its other end
+        return invalid_argument(fmt::format("{}: is no regular file", path));
+    }
     std::ifstream file(path, std::ios::binary);
     if (!file) {
-        return not_found(fmt::format("{}: cannot be read; a model folder needs it", path));
+        return invalid_argument(fmt::format("{}: cannot be opened", path));
     }
     return std::string(std::istreambuf_iterator<char>(file), {});
 }
@@ -316,7 +326,15 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::string& folder) {
         return file.status();
     }
     const Result<std::string> config = read_file(folder + "/tokenizer_config.json");
-    return parse(*file, config.ok() ? std::string_view(*config) : std::string_view());
+    if (!config.ok() && config.status().code() != StatusCode::kNotFound) {
+        return config.status();
+    }
+    Result<std::unique_ptr<Tokenizer>> made =
+        parse(*file, config.ok() ? std::string_view(*config) : std::string_view());
+    if (!made.ok()) {
+        return Status(made.status().code(), fmt::format("{}/{}", folder, made.status().message()));
+    }
+    return made;
 }
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::parse(std::string_view tokenizer_json,

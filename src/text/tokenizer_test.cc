@@ -1,8 +1,12 @@
 #include "text/tokenizer.h"
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <gtest/gtest.h>
 #include <string>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <vector>
 
 #include "base/json.h"
@@ -273,6 +277,31 @@ TEST(Tokenizer, LoadErrorsNameWhatIsWrong) {
     }
     EXPECT_FALSE(Tokenizer::parse(File().text(), "{").ok());
     EXPECT_EQ(Tokenizer::load("/nowhere").status().code(), StatusCode::kNotFound);
+}
+
+// The whole path, once, and no wait for the other end of a pipe.
+TEST(Tokenizer, FilesThatCannotBeUsedAreNamed) {
+    const std::filesystem::path folder =
+        std::filesystem::temp_directory_path() / ("tokenizer_files_" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder);
+    const std::string path = folder / "tokenizer.json";
+    const auto message = [&] { return Tokenizer::load(folder).status().message(); };
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    EXPECT_EQ(message(), path + ": is no regular file");
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);
+    EXPECT_EQ(message(), path + ": is no regular file");
+    std::filesystem::remove(path);
+    File file;
+    file.vocab = *json::parse(R"({"a": 0, "b": -1})");
+    std::ofstream(path) << file.text();
+    EXPECT_EQ(message(), path + ": model: vocab: token \"b\": its id must be an integer from 0 to 16777216");
+    std::ofstream(path) << File().text();
+    EXPECT_EQ(message(), "");
+    const std::string config = folder / "tokenizer_config.json";
+    ASSERT_EQ(::mkfifo(config.c_str(), 0600), 0);
+    EXPECT_EQ(message(), config + ": is no regular file");
+    std::filesystem::remove_all(folder);
 }
 
 // A regex that backtracks without end costs an error.

@@ -11,10 +11,10 @@ namespace {
 
 constexpr int64_t kIdMax = 1 << 24;  // bounds the tables that a hostile file can ask for
 
-Result<TokenId> read_id(const json::Value* value, std::string_view what) {
+Result<TokenId> read_id(const json::Value* value) {
     const std::optional<int64_t> id = value == nullptr ? std::nullopt : value->as_int64();
     if (!id || *id < 0 || *id > kIdMax) {
-        return invalid_argument(fmt::format("{}: its id must be an integer from 0 to {}", what, kIdMax));
+        return invalid_argument(fmt::format("its id must be an integer from 0 to {}", kIdMax));
     }
     return static_cast<TokenId>(*id);
 }
@@ -99,7 +99,7 @@ Result<Vocabulary> Vocabulary::load(const json::Value& file) {
 Status Vocabulary::load_tokens(const json::Value& vocab, Ids& ids) {
     ids.reserve(vocab.members().size());
     for (const auto& [content, value] : vocab.members()) {
-        const Result<TokenId> id = read_id(&value, "model: vocab");
+        const Result<TokenId> id = read_id(&value);
         if (!id.ok()) {
             return {id.status().code(),
                     fmt::format("model: vocab: token {:?}: {}", content, id.status().message())};
@@ -193,9 +193,9 @@ Status Vocabulary::load_added(const json::Value& tokens, const Ids& ids) {
                          .lstrip = spec_bool(spec, "lstrip", false),
                          .rstrip = spec_bool(spec, "rstrip", false),
                          .single_word = spec_bool(spec, "single_word", false)};
-        const Result<TokenId> id = read_id(spec.find("id"), fmt::format("added_tokens[{}]", i));
+        const Result<TokenId> id = read_id(spec.find("id"));
         if (!id.ok()) {
-            return id.status();
+            return {id.status().code(), fmt::format("added_tokens[{}]: {}", i, id.status().message())};
         }
         if (token.content.empty() || added_token(token.content) != nullptr) {
             return invalid_argument(
