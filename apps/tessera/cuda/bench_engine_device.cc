@@ -231,10 +231,9 @@ Status bench_engine_on_device(const BenchEngineArguments& arguments) {
     if (!props.ok()) {
         return props.status();
     }
-    const auto share = static_cast<int64_t>(static_cast<double>(props->memory_bytes) *
-                                            arguments.setup.gpu_memory_utilization);
-    DeviceBench bench{
-        .arguments = arguments, .props = *props, .budget = MemoryBudget(std::min(share, props->free_bytes))};
+    DeviceBench bench{.arguments = arguments,
+                      .props = *props,
+                      .budget = MemoryBudget(usable_bytes(*props, arguments.setup.gpu_memory_utilization))};
     Result<DeviceRates> rates = measure_device_rates(bench.budget);
     if (!rates.ok()) {
         return rates.status();

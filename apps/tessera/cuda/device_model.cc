@@ -41,9 +41,7 @@ Result<std::shared_ptr<CudaDevice>> open_cuda_device(double utilization) {
     if (!props.ok()) {
         return props.status();
     }
-    // What other processes hold cannot be used, whatever the share.
-    const auto share = static_cast<int64_t>(static_cast<double>(props->memory_bytes) * utilization);
-    return std::make_shared<CudaDevice>(CudaDevice{*props, MemoryBudget(std::min(share, props->free_bytes))});
+    return std::make_shared<CudaDevice>(CudaDevice{*props, MemoryBudget(usable_bytes(*props, utilization))});
 }
 
 Result<std::unique_ptr<Hy3Model>> make_cuda_model(CudaDevice& device, const LoadedModel& loaded,

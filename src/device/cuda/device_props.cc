@@ -1,5 +1,6 @@
 #include "device/cuda/device_props.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include <cuda_runtime_api.h>
@@ -43,6 +44,11 @@ Result<DeviceProps> open_device(int index) {
                        .shared_bytes_max = static_cast<int64_t>(prop.sharedMemPerBlockOptin),
                        .memory_bytes = static_cast<int64_t>(total_bytes),
                        .free_bytes = static_cast<int64_t>(free_bytes)};
+}
+
+int64_t usable_bytes(const DeviceProps& device, double utilization) {
+    const auto share = static_cast<int64_t>(static_cast<double>(device.memory_bytes) * utilization);
+    return std::min(share, device.free_bytes);
 }
 
 void use_device(const DeviceProps& device) {

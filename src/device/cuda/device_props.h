@@ -20,6 +20,9 @@ struct DeviceProps {
     int64_t free_bytes = 0;  // when it was read
 };
 
+// What a process may take: `utilization` of the memory, but nothing that others hold.
+int64_t usable_bytes(const DeviceProps& device, double utilization);
+
 // Makes the device current for the calling thread and reads it. Refused when there is none, or when it is no
 // Hopper (compute capability 9.0), which the kernels are built for.
 Result<DeviceProps> open_device(int index);
