@@ -24,7 +24,8 @@ struct Arguments {
     std::string variant;  // empty = all that the processor has (test), the best (bench)
     int32_t threads = 0;
     bool json = false;
-    bool small = false;            // CUDA only, as is the seed
+    // CUDA only.
+    bool small = false;
     std::optional<uint64_t> seed;  // fresh inputs when left out
 };
 
@@ -193,6 +194,9 @@ void add_common(CLI::App& command, Arguments& arguments) {
 
 // What is wrong with the choice, or nothing.
 std::optional<Status> check_choice(const Arguments& arguments) {
+    if (arguments.small || arguments.seed) {
+        return invalid_argument("--small and --seed need --device cuda: the CPU's cases have fixed inputs");
+    }
     if (chosen_operators(arguments).empty()) {
         std::string names;
         for (const OpEntry& entry : op_registry()) {

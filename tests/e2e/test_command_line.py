@@ -1,5 +1,6 @@
 """Values that a command line can carry and the program cannot use: a message and a status, no crash."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -8,10 +9,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("TESSERA_BINARY", str(ROOT / "build" / "release" / "tessera"))
+MODEL = str(ROOT / "models" / "demo")
 
 
 def run(*arguments):
-    command = [BINARY, arguments[0], str(ROOT / "models" / "demo"), *arguments[1:]]
+    command = [BINARY, arguments[0], MODEL, *arguments[1:]]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -48,6 +50,43 @@ def test_deterministic_is_accepted_on_the_cpu_and_changes_nothing():
     plain, deterministic = run("generate", *flags), run("generate", *flags, "--deterministic")
     assert plain.returncode == deterministic.returncode == 0
     assert plain.stdout == deterministic.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        ([], "either MODEL or --model-config"),
+        ([MODEL, "--model-config", "hy3"], "either MODEL or --model-config"),
+        (["--model-config", "hy3"], "--random-weights"),
+        ([MODEL, "--random-weights"], "--random-weights needs --model-config"),
+        (["--model-config", "hy3", "--random-weights"], "--device cuda"),
+        ([MODEL, "--layers", "2"], "--layers"),
+        ([MODEL, "--dtype", "fp8"], "--dtype"),
+        ([MODEL, "--kv-cache-dtype", "fp8"], "--kv-cache-dtype"),
+        ([MODEL, "--context", "1000000"], "the model's context"),
+    ],
+)
+def test_bench_engine_says_what_does_not_go_together(flags, word):
+    done = subprocess.run([BINARY, "bench", "engine", *flags], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and word in done.stderr, done.stderr
+
+
+def test_bench_engine_measures_every_prompt_and_every_batch_at_every_context():
+    flags = "--prompt-tokens 1,40 --context 20,30 --batch 1,2 --steps 3 --rounds 1 --json".split()
+    done = subprocess.run([BINARY, "bench", "engine", MODEL, *flags], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    tasks = [(line["prompt_tokens"], line["context"], line["batch"]) for line in lines]
+    assert tasks == [(1, 0, 1), (40, 0, 1), (0, 20, 1), (0, 20, 2), (0, 30, 1), (0, 30, 2)]
+    for line in lines:
+        assert line["step_us"] > 0 and line["floor_us"] > 0 and line["bytes"] > 0 and line["fmas"] > 0
+    assert lines[0]["bytes"] < lines[1]["bytes"], "one token chooses few experts"
+
+
+@pytest.mark.parametrize("flags", [("test", "--small"), ("bench", "--seed", "1")])
+def test_ops_flags_of_a_device_are_refused_on_the_cpu(flags):
+    done = subprocess.run([BINARY, "ops", *flags], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "--device cuda" in done.stderr
 
 
 def test_a_context_without_room_for_an_answer():
