@@ -48,11 +48,15 @@ function addLine(found, last, line) {
 
 const INLINE = /(`+)(.+?)\1(?!`)|\*\*(\S(?:.*?\S)?)\*\*|(?<![\w*])\*(\S(?:.*?\S)?)\*(?![\w*])|\[([^\]\n]+)\]\(([^()\s]+)\)|\b(https?:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]])/s;
 
+// The search for marks takes time by the square of an unclosed text, at every drawing: no paragraph is this long.
+const INLINE_CHARS_MAX = 10_000;
+
 // Inline marks of a text, as nodes. Emphasis nests to a depth of 8.
 export function inline(text, depth = 0) {
   const nodes = [];
   let rest = text;
-  for (let match = depth < 8 && INLINE.exec(rest); match; match = INLINE.exec(rest)) {
+  const marked = depth < 8 && text.length <= INLINE_CHARS_MAX;
+  for (let match = marked && INLINE.exec(rest); match; match = INLINE.exec(rest)) {
     if (match.index > 0) nodes.push(...plain(rest.slice(0, match.index)));
     if (match[2] !== undefined) nodes.push(element("code", {}, match[2]));
     else if (match[3] !== undefined) nodes.push(element("strong", {}, ...inline(match[3], depth + 1)));

@@ -197,6 +197,16 @@ def test_hostile_output_is_text(browser, cut):
         assert complaints(browser) == [], "the policy had nothing to stop"
 
 
+def test_a_paragraph_without_end_is_plain_text(browser):
+    text = "**strong** " + "*a " * 10_000  # marks that never close cost the square of the text
+    pieces = [text[i : i + 1000] for i in range(0, len(text), 1000)]
+    with FakeServer(content(*pieces, "\n\n**done**")) as fake:
+        open_page(browser, fake.url)
+        shown = ask(browser, "Go on.").find_element(By.CSS_SELECTOR, ".content")
+        assert shown.find_element(By.TAG_NAME, "p").get_attribute("textContent") == text
+        assert [strong.text for strong in shown.find_elements(By.TAG_NAME, "strong")] == ["done"]
+
+
 @pytest.mark.parametrize("width", [360, 412])
 def test_phone_width(browser, width):
     wide = ["unbroken" * 60, "\n\n```\n" + "code " * 60 + "\n```\n\n", "1. item\n2. item"]
