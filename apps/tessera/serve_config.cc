@@ -15,6 +15,7 @@
 #include "cli.h"
 #include "model_options.h"
 #include "model_setup.h"
+#include "server/openai_service.h"
 #include "types/page_format.h"
 #include "weights/loader.h"
 
@@ -146,6 +147,7 @@ void add_http_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
         "names that clients may call this server by, beside localhost and --host: name or name:port");
     app.add_option("--max-request-body-bytes", c.http.body_bytes_max, "a larger request gets 413")
         ->transform(size_value())
+        ->check(CLI::Range(size_t{1}, size_t{1} << 40))
         ->capture_default_str();
     app.add_option("--max-connections", c.http.connections_max, "open connections; more get 503")
         ->check(CLI::Range(1, 1 << 20))
@@ -225,6 +227,37 @@ std::optional<std::string> read_keys(const std::string& file, std::vector<std::s
     return std::nullopt;
 }
 
+// A template's variables: the message when they are none, or when they would fail requests.
+std::optional<std::string> read_template_kwargs(const std::string& text, json::Value& out) {
+    Result<json::Value> kwargs = json::parse(text);
+    if (!kwargs.ok() || !kwargs->is_object()) {
+        return fmt::format("--default-chat-template-kwargs: not a JSON object: {}", text);
+    }
+    if (const Status status = check_default_template_kwargs(*kwargs); !status.ok()) {
+        return fmt::format("--default-chat-template-kwargs: {}", status.message());
+    }
+    out = kwargs.take();
+    return std::nullopt;
+}
+
+// What is compared with texts that clients send must be able to match one of them.
+std::optional<std::string> check_names(const ServeConfig& c) {
+    if (std::ranges::find(c.served_model_names, "") != c.served_model_names.end()) {
+        return "--served-model-name: a name must not be empty";
+    }
+    for (const std::string& origin : c.http.allowed_origins) {
+        const size_t scheme = origin.find("://");
+        const bool bare = scheme != std::string::npos && scheme > 0 && scheme + 3 < origin.size() &&
+                          origin.find('/', scheme + 3) == std::string::npos;
+        if (origin != "*" && origin != "null" && !bare) {
+            return fmt::format(
+                "--allowed-origins: '{}' is no web origin: give scheme://host[:port] without a path, or *",
+                origin);
+        }
+    }
+    return std::nullopt;
+}
+
 // What single flags cannot check; the message when something is wrong.
 std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
     if (!raw.model.empty() && !raw.model_flag.empty() && raw.model != raw.model_flag) {
@@ -253,11 +286,9 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
         c.engine.num_pages = static_cast<int32_t>(
             std::min<int64_t>((raw.pool_tokens + kPageTokens - 1) / kPageTokens, 1 << 30));
     }
-    Result<json::Value> kwargs = json::parse(raw.chat_template_kwargs);
-    if (!kwargs.ok() || !kwargs->is_object()) {
-        return fmt::format("--default-chat-template-kwargs: not a JSON object: {}", raw.chat_template_kwargs);
+    if (auto wrong = read_template_kwargs(raw.chat_template_kwargs, c.chat_template_kwargs)) {
+        return wrong;
     }
-    c.chat_template_kwargs = kwargs.take();
     c.engine.target_tpot_s = raw.target_tpot_ms * 1e-3;
     c.authors_sampling_defaults = raw.generation_config == "auto";
     static constexpr std::pair<std::string_view, LogLevel> kLevels[] = {{"debug", LogLevel::kDebug},
@@ -278,6 +309,9 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
     c.engine.progress = isatty(STDERR_FILENO) != 0;
     append_list(raw.allowed_origins, c.http.allowed_origins);
     append_list(raw.allowed_hosts, c.http.allowed_hosts);
+    if (auto wrong = check_names(c)) {
+        return wrong;
+    }
     return read_keys(raw.key_file, c.http.api_keys);
 }
 

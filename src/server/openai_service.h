@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/status.h"
 #include "engine/engine.h"
 #include "server/http.h"
 #include "text/tokenizer.h"
@@ -47,6 +48,9 @@ struct OpenAiConfig {
     std::chrono::milliseconds ping_interval{15'000};  // of silence on a stream
     OpenAiLimits limits;
 };
+
+// An error when OpenAiConfig::default_chat_template_kwargs would fail every request, or be lost in each.
+Status check_default_template_kwargs(const json::Value& kwargs);
 
 // Thread-safe. The engine, the tokenizer and the metrics must outlive every request that it has submitted;
 // the service itself need not (its routes and running answers share what they need).

@@ -41,6 +41,24 @@ def test_what_is_not_built_is_said():
         assert word in result.stderr, flags
 
 
+def test_values_that_would_fail_or_miss_every_request_are_refused():
+    for flags, word in [
+        (("--default-chat-template-kwargs", '{"reasoning_effort": "extreme"}'), "extreme"),
+        (("--default-chat-template-kwargs", '{"reasoning_effort": null}'), "reasoning_effort"),
+        (("--default-chat-template-kwargs", '{"tools": []}'), "tools"),
+        (("--max-request-body-bytes", "0"), "--max-request-body-bytes"),
+        (("--served-model-name", "demo", ""), "--served-model-name"),
+        (("--allowed-origins", "app.example"), "app.example"),
+        (("--allowed-origins", "https://app.example/"), "without a path"),
+    ]:
+        result = serve("--print-config", *flags)
+        assert result.returncode == 2, flags
+        assert word in result.stderr, flags
+    shown = config("--default-chat-template-kwargs", '{"reasoning_effort": "medium"}', "--allowed-origins", "*")
+    assert shown["default_chat_template_kwargs"] == {"reasoning_effort": "medium"}
+    assert config("--allowed-origins", "https://app.example:8443", "null")["allowed_origins"][1] == "null"
+
+
 def test_print_config_resolves_and_hides_keys(tmp_path):
     keys = tmp_path / "keys.txt"
     keys.write_text("# ours\nsecret-1\n\nsecret-2\n")

@@ -35,6 +35,20 @@ OpenAiConfig with_model_effort(OpenAiConfig config) {
 
 }  // namespace
 
+Status check_default_template_kwargs(const json::Value& kwargs) {
+    for (const auto& [key, value] : kwargs.members()) {
+        if (key == "messages" || key == "tools") {
+            return invalid_argument(fmt::format("'{}' is a field of requests, which has no default", key));
+        }
+        if (key == "reasoning_effort" && !(value.is_string() && model_reasoning_effort(value.as_string()))) {
+            return invalid_argument(fmt::format(
+                "'reasoning_effort' must be no_think, low or high, or a level of OpenAI's, not {}",
+                describe(value)));
+        }
+    }
+    return {};
+}
+
 RandomSource::RandomSource(std::optional<uint64_t> base) : base_(base ? *base : random_base()) {}
 
 uint64_t RandomSource::next() const {
