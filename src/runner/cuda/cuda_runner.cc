@@ -159,14 +159,14 @@ Status CudaRunnerImpl::open() {
         return status;
     }
     cuda_check(cudaDeviceSynchronize());
-    return config_.graphs ? capture_decode_steps() : Status();
+    return capture_decode_steps();
 }
 
 Status CudaRunnerImpl::allocate_pool() {
     const int64_t page_bytes = forward_.page_format().page_bytes();
     int64_t pages = config_.num_pages;
     if (pages == 0) {
-        const int64_t room = budget_.available() - (config_.graphs ? kGraphReserve : 0);
+        const int64_t room = budget_.available() - kGraphReserve;
         pages = std::clamp<int64_t>(room / page_bytes, 0, INT32_MAX);
         if (pages < 1) {
             return resource_exhausted(fmt::format(

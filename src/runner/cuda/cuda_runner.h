@@ -17,7 +17,6 @@ struct CudaRunnerConfig {
     int32_t num_pages = 0;     // 0: all that the model's memory budget has left
     int32_t max_num_seqs = 0;  // slots, and the most rows in a plan; at most the model's sequences_max
     int32_t max_num_batched_tokens = 0;  // at most the model's tokens_max
-    bool graphs = true;
     // Pages newly given to a slot are filled with NaN (contract: slots.poison).
     bool poison = false;
 };
