@@ -11,6 +11,7 @@
 #include "bench_engine.h"
 #include "device/host_buffer.h"
 #include "engine_cost.h"
+#include "ops/common/packed_matrix.h"
 #include "ops/harness.h"
 #include "ops/op_case.h"
 #include "ops/sample/sample.h"
@@ -38,16 +39,23 @@ int64_t resident_bytes() {
     return pages * sysconf(_SC_PAGESIZE);
 }
 
+// What the packed model does not show.
+struct ModelFacts {
+    std::vector<std::vector<float>> biases;  // of the routers: [layers][experts], empty where there is none
+    // As the model packs them.
+    DType projections = DType::kBFloat16;
+    DType head = DType::kBFloat16;
+};
+
 // Drives the model with the runner's batch shapes: chunks of a prompt, or one token of each sequence.
 class EngineBench {
   public:
-    EngineBench(ModelBundle& bundle, const BenchEngineArguments& arguments,
-                std::vector<std::vector<float>> biases)
+    EngineBench(ModelBundle& bundle, const BenchEngineArguments& arguments, const ModelFacts& facts)
         : model_(*bundle.model),
           config_(bundle.config),
           threads_(*bundle.threads),
           arguments_(arguments),
-          biases_(std::move(biases)),
+          facts_(facts),
           workspace_(config_.vocab_size, threads_.size()) {
         const int32_t batch_max = arguments.setup.logit_rows_max;
         const auto slots = static_cast<int32_t>(arguments.longest_sequence()) + 1;
@@ -178,14 +186,16 @@ class EngineBench {
         int64_t total = 0;
         for (size_t layer = 0; layer < trace.router_logits.size(); ++layer) {
             if (!trace.router_logits[layer].empty()) {
-                total += count_touched_experts(trace.router_logits[layer], biases_[layer], config_);
+                total += count_touched_experts(trace.router_logits[layer], facts_.biases[layer], config_);
             }
         }
         return total;
     }
 
     ModelBytes element_bytes() const {
-        return {.weight = 2, .kv = dtype_size(model_.page_format().kv_dtype)};
+        return {.weight = dtype_size(facts_.projections),
+                .plain = dtype_size(facts_.head),
+                .kv = dtype_size(model_.page_format().kv_dtype)};
     }
 
     PassCost prefill_cost(int64_t tokens) {
@@ -225,7 +235,7 @@ class EngineBench {
     const ModelConfig& config_;
     ThreadPool& threads_;
     const BenchEngineArguments& arguments_;
-    std::vector<std::vector<float>> biases_;  // [layers][experts], empty where there is none
+    const ModelFacts& facts_;
     SampleWorkspace workspace_;
     int32_t pages_each_ = 0;
     HostBuffer pool_;
@@ -238,21 +248,22 @@ class EngineBench {
     std::vector<SampleRowResult> results_;
 };
 
-// The router biases, which the packed model does not show.
-Result<std::vector<std::vector<float>>> load_biases(const std::string& folder) {
+Result<ModelFacts> load_facts(const std::string& folder) {
     Result<LoadedModel> loaded = load_model(folder);
     if (!loaded.ok()) {
         return loaded.status();
     }
-    std::vector<std::vector<float>> biases;
-    for (const LayerWeights& layer : loaded->weights.layers) {
-        std::vector<float>& bias = biases.emplace_back();
+    const ModelWeights& weights = loaded->weights;
+    ModelFacts facts{.projections = packed_dtype(weights.layers.back().attention.q.weight.dtype),
+                     .head = packed_dtype(weights.lm_head.weight.dtype)};
+    for (const LayerWeights& layer : weights.layers) {
+        std::vector<float>& bias = facts.biases.emplace_back();
         if (layer.moe && layer.moe->expert_bias.data != nullptr) {
             const auto* data = static_cast<const float*>(layer.moe->expert_bias.data);
             bias.assign(data, data + layer.moe->expert_bias.cols);
         }
     }
-    return biases;
+    return facts;
 }
 
 struct Report {
@@ -307,16 +318,17 @@ Status bench_engine_on_cpu(const BenchEngineArguments& arguments) {
         return invalid_argument(fmt::format("{} tokens are more than the model's context of {}", longest,
                                             bundle->config.max_position_embeddings));
     }
-    const Report report{.dtype = fmt::format("float32 over bfloat16, {} KV",
+    const double ready_s = seconds(now_ns() - arguments.started);
+    const Result<ModelFacts> facts = load_facts(arguments.setup.folder);
+    if (!facts.ok()) {
+        return facts.status();
+    }
+    const Report report{.dtype = fmt::format("float32 over {}, {} KV", dtype_name(facts->projections),
                                              dtype_name(bundle->model->page_format().kv_dtype)),
-                        .ready_s = seconds(now_ns() - arguments.started),
+                        .ready_s = ready_s,
                         .threads = bundle->threads->size(),
                         .json = arguments.json};
-    Result<std::vector<std::vector<float>>> biases = load_biases(arguments.setup.folder);
-    if (!biases.ok()) {
-        return biases.status();
-    }
-    EngineBench bench(*bundle, arguments, biases.take());
+    EngineBench bench(*bundle, arguments, *facts);
     std::fprintf(stderr, "%-8s %6s %8s %12s %12s %12s %10s %10s %10s\n", "phase", "batch", "tokens",
                  "tokens/s", "us", "floor us", "of floor", "GFMA/s", "GB/s");
     for (const int32_t tokens : arguments.prompt_tokens) {
