@@ -25,6 +25,11 @@ Result<std::string> read_all(const std::string& path) {
         }
         text.append(buffer, static_cast<size_t>(n));
     }
+    int error = Z_OK;  // Z_BUF_ERROR: what there was of a cut stream has been read, and the reads succeeded
+    gzerror(file, &error);
+    if (error != Z_OK && error != Z_STREAM_END) {
+        return data_loss(fmt::format("cannot read {}: it is truncated or corrupt", path));
+    }
     return text;
 }
 

@@ -1,9 +1,11 @@
 """Values that a command line can carry and the program cannot use: a message and a status, no crash."""
 
+import gzip
 import json
 import os
 import pathlib
 import subprocess
+import zlib
 
 import pytest
 
@@ -93,3 +95,21 @@ def test_a_context_without_room_for_an_answer():
     done = run("serve", "--port", "0", "--max-model-len", "1")
     assert done.returncode == 1
     assert "at least 2" in done.stderr
+
+
+# At the end, the trailer alone, and between two lines: nothing of what is left is malformed.
+@pytest.mark.parametrize("kept", ["whole", "no trailer", "two lines"])
+def test_a_cut_gzip_file_is_no_shorter_task_set(tmp_path, kept):
+    line = b'{"prompt_ids": [4000], "answer_ids": [4006]}\n'
+    whole = gzip.compress(line * 3)
+    file = tmp_path / "set.jsonl.gz"
+    if kept == "two lines":
+        stream = zlib.compressobj(wbits=31)
+        file.write_bytes(stream.compress(line * 2) + stream.flush(zlib.Z_FULL_FLUSH))
+    else:
+        file.write_bytes(whole if kept == "whole" else whole[:-8])
+    done = run("eval", str(file), "--json")
+    if kept == "whole":
+        assert done.returncode == 0 and json.loads(done.stdout)["n"] == 3, done.stderr
+    else:
+        assert done.returncode == 1 and "set.jsonl.gz: it is truncated" in done.stderr and not done.stdout
