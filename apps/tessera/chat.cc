@@ -109,11 +109,14 @@ class Answer {
   private:
     void show(const OutputDelta& delta) {
         if (!delta.reasoning.empty()) {
-            fmt::print("{}{}{}", colour_ ? "\033[2m" : "", delta.reasoning, colour_ ? "\033[0m" : "");
+            std::fputs(colour_ ? "\033[2m" : "", stdout);
+            print_text(stdout, delta.reasoning);
+            std::fputs(colour_ ? "\033[0m" : "", stdout);
             reasoning_ += delta.reasoning;
         }
         if (!delta.content.empty()) {
-            fmt::print("{}{}", content_.empty() && !reasoning_.empty() ? "\n" : "", delta.content);
+            std::fputs(content_.empty() && !reasoning_.empty() ? "\n" : "", stdout);
+            print_text(stdout, delta.content);
             content_ += delta.content;
         }
         std::fflush(stdout);

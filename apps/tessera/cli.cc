@@ -7,7 +7,10 @@
 #include <iostream>
 #include <numeric>
 #include <string_view>
+#include <unistd.h>
 #include <vector>
+
+#include "base/utf8.h"
 
 namespace tessera {
 namespace {
@@ -88,8 +91,13 @@ CLI::Validator whole_number(uint64_t max) {
             "a whole number"};
 }
 
+void print_text(std::FILE* stream, std::string_view text) {
+    const std::string shown = isatty(fileno(stream)) != 0 ? utf8_for_terminal(text) : std::string(text);
+    std::fwrite(shown.data(), 1, shown.size(), stream);
+}
+
 int fail(const Status& status) {
-    std::fprintf(stderr, "tessera: %s\n", status.message().c_str());
+    print_text(stderr, fmt::format("tessera: {}\n", status.message()));
     return 1;
 }
 

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 
@@ -16,6 +18,9 @@ std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv);
 CLI::Validator number_range(double min, double max);
 // A check of an option that is a number from 0 to max: CLI11 reads -1 and what is too large as other numbers.
 CLI::Validator whole_number(uint64_t max = UINT64_MAX);
+// Writes untrusted text (a model's, a file's) to `stream`; on a terminal its control characters are made
+// visible.
+void print_text(std::FILE* stream, std::string_view text);
 // Prints the error and gives the exit status: 2 is for usage alone, so this is 1.
 int fail(const Status& status);
 

@@ -80,7 +80,7 @@ class Outputs {
         for (const GeneratedToken& token : event.tokens) {
             output.ids.push_back(token.token);
             if (show_live_) {
-                std::fputs(live_.push(token.token).c_str(), stdout);
+                print_text(stdout, live_.push(token.token));
                 std::fflush(stdout);
             }
         }
@@ -156,12 +156,12 @@ int print_all(Outputs& outputs, size_t count, const Arguments& arguments, const 
         if (arguments.json) {
             print_json(i, output, text);
         } else if (!outputs.shown_live()) {
-            std::puts(text.c_str());
+            print_text(stdout, text + "\n");
         } else {
             std::fputc('\n', stdout);
         }
         if (output.finish == FinishReason::kError) {
-            std::fprintf(stderr, "tessera generate: prompt %zu: %s\n", i, output.error.c_str());
+            print_text(stderr, fmt::format("tessera generate: prompt {}: {}\n", i, output.error));
             status = 1;
         }
     }

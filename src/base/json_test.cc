@@ -94,5 +94,17 @@ TEST(Utf8, OneReplacementForEachMaximalSubpart) {
     EXPECT_EQ(utf8_incomplete_tail("\xF0\x9F\x98"), 3u);
 }
 
+TEST(Utf8, ATerminalSeesNoControlCharacters) {
+    const std::string kept = "a\tb\n\u00e9 \U0001f600 \u00a0";
+    EXPECT_EQ(utf8_for_terminal(kept), kept);
+    EXPECT_EQ(utf8_for_terminal("\x1b[31mred\x07\r"), "<U+001B>[31mred<U+0007><U+000D>");
+    EXPECT_EQ(utf8_for_terminal(std::string_view("a\0b", 3)), "a<U+0000>b");
+    EXPECT_EQ(utf8_for_terminal("\u009b31m\x7f"), "<U+009B>31m<U+007F>");  // C1's CSI
+    EXPECT_EQ(utf8_for_terminal("\x9b"
+                                "a"),
+              "\xEF\xBF\xBD"
+              "a");
+}
+
 }  // namespace
 }  // namespace tessera::json

@@ -1,6 +1,7 @@
 #include "base/utf8.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 
 namespace tessera {
 namespace {
@@ -89,6 +90,25 @@ std::string utf8_replace_invalid(std::string_view text) {
     while (!text.empty()) {
         const Utf8Step step = utf8_next(text);
         out += step.valid ? text.substr(0, step.length) : kReplacementCharacter;
+        text.remove_prefix(step.length);
+    }
+    return out;
+}
+
+std::string utf8_for_terminal(std::string_view text) {
+    std::string out;
+    out.reserve(text.size());
+    while (!text.empty()) {
+        const Utf8Step step = utf8_next(text);
+        const char32_t c = step.code_point;
+        const bool control = (c < 0x20 && c != '\t' && c != '\n') || (c >= 0x7F && c < 0xA0);
+        if (!step.valid) {
+            out += kReplacementCharacter;
+        } else if (control) {
+            out += fmt::format("<U+{:04X}>", static_cast<uint32_t>(c));
+        } else {
+            out += text.substr(0, step.length);
+        }
         text.remove_prefix(step.length);
     }
     return out;

@@ -23,6 +23,9 @@ bool utf8_valid(std::string_view text);
 void utf8_append(std::string& out, char32_t code_point);
 // The text with each maximal invalid subpart replaced by U+FFFD.
 std::string utf8_replace_invalid(std::string_view text);
+// For a terminal, which obeys control characters: all but tab and line feed become <U+001B> and the like, and
+// invalid subparts U+FFFD.
+std::string utf8_for_terminal(std::string_view text);
 // How many bytes at the end of text begin a code point that is not whole yet (0 to 3).
 size_t utf8_incomplete_tail(std::string_view text);
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pathlib
+import pty
 import subprocess
 import zlib
 
@@ -113,3 +114,15 @@ def test_a_cut_gzip_file_is_no_shorter_task_set(tmp_path, kept):
         assert done.returncode == 0 and json.loads(done.stdout)["n"] == 3, done.stderr
     else:
         assert done.returncode == 1 and "set.jsonl.gz: it is truncated" in done.stderr and not done.stdout
+
+
+# A model's text or a file's name could else write to the reader's clipboard, or hide what is wrong.
+def test_a_terminal_gets_no_control_characters_of_others():
+    command = [BINARY, "tokenize", "/nowhere/\x1b]52;c;\x07", "--json"]
+    assert "/\x1b]52" in subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+    ours, theirs = pty.openpty()
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, stderr=theirs, timeout=60).returncode == 1
+    shown = os.read(ours, 4096)
+    os.close(theirs)
+    os.close(ours)
+    assert b"/nowhere/<U+001B>]52;c;<U+0007>/tokenizer.json" in shown and b"\x1b" not in shown
