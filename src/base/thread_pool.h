@@ -2,6 +2,7 @@
 // owner thread, which takes part in it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -34,6 +35,13 @@ class ThreadPool {
         using Stored = std::remove_reference_t<Body>;
         run(items, &body,
             [](void* context, int64_t item, int thread) { (*static_cast<Stored*>(context))(item, thread); });
+    }
+
+    // Of n items that parallel_for() offers to the threads in turn: a place for item i such that each
+    // thread's items are neighbours, in order.
+    int64_t place(int64_t i, int64_t n) const {
+        const int64_t thread = i % size();
+        return thread * (n / size()) + std::min(thread, n % size()) + i / size();
     }
 
   private:

@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include <algorithm>
 #include <chrono>
 #include <gtest/gtest.h>
 #include <numeric>
@@ -42,6 +43,24 @@ TEST(ThreadPool, OthersTakeTheItemsOfASlowThread) {
     });
     EXPECT_EQ(done.load(), 64);
     EXPECT_GE(by_owner.load(), 32);
+}
+
+TEST(ThreadPool, PlacesOfAThreadAreNeighbours) {
+    for (int threads : {1, 2, 3, 8}) {
+        const ThreadPool pool(threads);
+        for (int64_t n = 0; n < 40; ++n) {
+            std::vector<int> hits(static_cast<size_t>(n));
+            for (int64_t i = 0; i < n; ++i) {
+                const int64_t place = pool.place(i, n);
+                ASSERT_TRUE(place >= 0 && place < n) << i << " of " << n;
+                ++hits[static_cast<size_t>(place)];
+                if (i >= threads) {
+                    EXPECT_EQ(place, pool.place(i - threads, n) + 1);
+                }
+            }
+            EXPECT_EQ(std::count(hits.begin(), hits.end(), 1), n);
+        }
+    }
 }
 
 TEST(ThreadPool, WakesWorkersThatSleep) {

@@ -268,36 +268,36 @@ namespace tessera {
 
 namespace {
 
-// Items that a thread claims at once, so that it can fetch the next one's keys. Only items of decode have the
-// use: they wait for memory. Items lie in falling order of cost; where they differ much, or are few, they are
-// claimed one by one, as are those of a prompt, which are long.
-int64_t run_length(std::span<const AttentionItem> items, int threads) {
-    if (items.empty() || items.front().queries > 1 || items.front().cost > 2 * items.back().cost) {
-        return 1;
-    }
-    return std::max<int64_t>(1, static_cast<int64_t>(items.size()) / (4 * threads));
+// Of one thread; the second-level cache has other things to hold.
+constexpr int64_t kKeysAheadMax = int64_t{1} << 21;  // bytes
+
+// Whether items wait for memory, so that fetching helps: those of decode. A prompt's are bound by arithmetic.
+bool is_decode(const AttentionItem& item) {
+    return item.queries == 1;
 }
 
 }  // namespace
 
 void attention_keys_ahead(const OpContext& context, const AttentionArgs& args, FetchAhead& ahead) {
-    const int threads = context.threads.size();
-    ahead.clear(threads);
+    const int64_t threads = context.threads.size();
+    ahead.clear(static_cast<int>(threads));
     const std::span<const AttentionItem> items = args.plan->items();
-    const int64_t length = run_length(items, threads);
-    if (length == 1 || args.kv_dtype != DType::kFloat32) {
-        return;
-    }
     const AttentionShape& shape = args.plan->shape();
     const int64_t block = kAttentionTile * shape.head_dim * 4;
-    for (size_t i = 0; i < items.size(); ++i) {
+    if (args.kv_dtype != DType::kFloat32) {
+        return;
+    }
+    int64_t listed = 0;
+    for (size_t i = 0; i < items.size() && listed < threads * kKeysAheadMax; ++i) {
         const AttentionItem& item = items[i];
+        if (!is_decode(item) || item.span >= 0) {
+            return;
+        }
         const AttentionSequence& sequence = args.plan->sequences()[static_cast<size_t>(item.sequence)];
         const int32_t tiles = (sequence.first_slot + sequence.position + 1) / kAttentionTile;
-        for (int32_t tile = 0; tile < tiles; ++tile) {
+        for (int32_t tile = 0; tile < tiles; ++tile, listed += block) {
             const std::byte* page = args.pool + sequence.pages[static_cast<size_t>(tile)] * args.page_stride;
-            ahead.add(static_cast<int64_t>(i) / length % threads,
-                      page + args.k_offset + item.kv_head * block);
+            ahead.add(static_cast<int64_t>(i) % threads, page + args.k_offset + item.kv_head * block);
         }
     }
 }
@@ -315,14 +315,13 @@ void attention(OpContext& context, const AttentionArgs& args) {
     }
     const std::span<const AttentionItem> items = args.plan->items();
     const auto item_kernel = HWY_DYNAMIC_DISPATCH(run_item);
-    const int64_t length = run_length(items, context.threads.size());
     const auto count = static_cast<int64_t>(items.size());
-    context.threads.parallel_for((count + length - 1) / length, [&](int64_t run, int thread) {
-        const int64_t end = std::min(count, (run + 1) * length);
-        for (int64_t i = run * length; i < end; ++i) {
-            const AttentionItem* item = &items[static_cast<size_t>(i)];
-            item_kernel(args, *item, i + 1 < end ? item + 1 : nullptr, thread);
-        }
+    // Items lie in falling order of cost. A thread's next one is that after the other threads' next ones.
+    context.threads.parallel_for(count, [&](int64_t i, int thread) {
+        const int64_t after = i + context.threads.size();
+        const AttentionItem* next = after < count ? &items[static_cast<size_t>(after)] : nullptr;
+        item_kernel(args, items[static_cast<size_t>(i)], next != nullptr && is_decode(*next) ? next : nullptr,
+                    thread);
     });
     const std::span<const AttentionItem> merges = args.plan->merges();
     const auto merge_kernel = HWY_DYNAMIC_DISPATCH(run_merge);

@@ -8,13 +8,11 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kRunsPerThread = 4;
-
 struct Item {
     int64_t row = 0;
     int64_t rows = 0;
     int64_t block = 0;
-    bool next = false;  // the following block is this thread's next one
+    bool next = false;  // there is a following block, and it is this thread's next one
     const std::byte* also = nullptr;
 };
 
@@ -65,18 +63,17 @@ void linear(const OpContext& context, const LinearArgs& args) {
     check(args.outputs <= args.weight->outputs, "linear: more outputs than the weight has");
     const int64_t blocks = (args.outputs + kBlockOutputs - 1) / kBlockOutputs;
     const int64_t chunks = (args.rows + kGemmRowsMax - 1) / kGemmRowsMax;
-    // An item is a run of neighbouring blocks: while one is computed the next one is fetched. Neighbouring
-    // items share their rows, which stay in the cache; a block is read once per chunk of rows.
-    const int64_t runs = std::min(blocks, kRunsPerThread * context.threads.size());
-    context.threads.parallel_for(chunks * runs, [&](int64_t item, int thread) {
-        const int64_t row = args.rows * (item / runs) / chunks;
-        const int64_t end = args.rows * (item / runs + 1) / chunks;
-        const int64_t run = item % runs;
-        const int64_t last = blocks * (run + 1) / runs - 1;
-        for (int64_t block = blocks * run / runs; block <= last; ++block) {
-            const std::byte* also = args.ahead == nullptr ? nullptr : args.ahead->take(thread);
-            one_block(args, {row, end - row, block, block < last, also});
-        }
+    // A thread goes from block to block: while one is computed the next one is fetched. Neighbouring items
+    // share their rows, which stay in the cache; a block is read once per chunk of rows.
+    const int64_t items = chunks * blocks;
+    context.threads.parallel_for(items, [&](int64_t i, int thread) {
+        const int64_t item = context.threads.place(i, items);
+        const int64_t chunk = item / blocks;
+        const int64_t block = item % blocks;
+        const int64_t row = args.rows * chunk / chunks;
+        const int64_t end = args.rows * (chunk + 1) / chunks;
+        const std::byte* also = args.ahead == nullptr ? nullptr : args.ahead->take(thread);
+        one_block(args, {row, end - row, block, block + 1 < blocks, also});
     });
 }
 

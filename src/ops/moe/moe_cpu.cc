@@ -8,9 +8,6 @@
 namespace tessera {
 namespace {
 
-// Of consecutive items: a thread fetches an item's weights while it computes the one before.
-constexpr int64_t kRunsPerThread = 8;
-
 int64_t padded(int64_t width) {
     return (width + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs;
 }
@@ -54,15 +51,9 @@ class MoeRun {
         sort_rows();
         list_items();
         const auto items = static_cast<int64_t>(ws_.items_.size());
-        // A prompt's items are long: one by one they balance better, and fetching ahead gains little.
-        const int64_t runs =
-            args_.tokens > kGemmRowsMax ? items : std::min(items, kRunsPerThread * context.threads.size());
-        context.threads.parallel_for(runs, [&](int64_t run, int) {
-            const int64_t last = items * (run + 1) / runs - 1;
-            for (int64_t i = items * run / runs; i <= last; ++i) {
-                gate_up(ws_.items_[static_cast<size_t>(i)],
-                        i < last ? &ws_.items_[static_cast<size_t>(i + 1)] : nullptr);
-            }
+        context.threads.parallel_for(items, [&](int64_t i, int) {
+            const auto place = static_cast<size_t>(context.threads.place(i, items));
+            gate_up(ws_.items_[place], place + 1 < ws_.items_.size() ? &ws_.items_[place + 1] : nullptr);
         });
         const int64_t blocks = (args_.hidden + kBlockOutputs - 1) / kBlockOutputs;
         const int64_t chunks = chunks_of(args_.tokens);
