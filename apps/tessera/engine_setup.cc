@@ -192,6 +192,13 @@ Result<EngineBundle> make_engine(const EngineOptions& given) {
     if (!model.ok()) {
         return model.status();
     }
+    if (bundle.tokenizer->size() > model->config.vocab_size) {
+        return invalid_argument(
+            fmt::format("{}/tokenizer.json has ids up to {}, but config.json a vocab_size of {}: an id "
+                        "without a row in the "
+                        "embedding cannot be computed",
+                        options.model, bundle.tokenizer->size() - 1, model->config.vocab_size));
+    }
     Result<int32_t> max_model_len = resolve_max_model_len(options, model->config);
     if (!max_model_len.ok()) {
         return max_model_len.status();

@@ -126,3 +126,17 @@ def test_a_terminal_gets_no_control_characters_of_others():
     os.close(theirs)
     os.close(ours)
     assert b"/nowhere/<U+001B>]52;c;<U+0007>/tokenizer.json" in shown and b"\x1b" not in shown
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(tmp_path, command):
+    for file in pathlib.Path(MODEL).iterdir():
+        if file.name != "tokenizer.json":
+            (tmp_path / file.name).symlink_to(file)
+    tokenizer = json.loads((pathlib.Path(MODEL) / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append(dict(tokenizer["added_tokens"][-1], id=4096, content="<beyond>"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    arguments = {"serve": ["--port", "0"], "generate": ["--prompt", "<beyond>"]}[command]
+    done = subprocess.run([BINARY, command, tmp_path, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "tokenizer.json has ids up to 4096" in done.stderr and "vocab_size of 4096" in done.stderr
