@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kAlign = 64;
+constexpr int64_t kAlign = 128;  // a pair of cache lines
 
 // One matrix to be packed from up to three sources, stacked (q, k, v) or with alternating panels (gate, up).
 struct MatrixJob {

@@ -122,7 +122,10 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
                 hwy::Prefetch(words + ahead + line);
             } else {  // bound by arithmetic: the whole of `next`, into the second level
                 hwy::Prefetch(words + kPrefetchSteps * kBlockOutputs + line);
-                __builtin_prefetch(words + next + line, 0, 2);
+                if (line % 32 == 0) {  // the cache fetches the other line of the pair; asking for it would
+                                       // fill the few places for misses, and stall the loads
+                    __builtin_prefetch(words + next + line, 0, 2);
+                }
             }
         }
         step<kRows, kVectors, Weight, 0>(x, k, words, sums);
