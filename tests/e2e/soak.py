@@ -376,7 +376,10 @@ def parse_arguments():
 def main():
     args = parse_arguments()
     soak = Soak(args)
-    soak.model = json.loads(get(args, "/v1/models")[1])["data"][0]["id"]
+    try:
+        soak.model = json.loads(get(args, "/v1/models")[1])["data"][0]["id"]
+    except OSError as error:
+        sys.exit(f"no server answers at {args.host}:{args.port} ({error}): start `tessera serve` first, or give --port")
     before = state(args)
     if None in before.values():
         sys.exit(f"/metrics lacks a gauge: {before}")
