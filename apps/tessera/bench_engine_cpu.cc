@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/median.h"
 #include "bench_engine.h"
 #include "device/host_buffer.h"
 #include "engine_cost.h"
@@ -105,8 +106,7 @@ class EngineBench {
                 decode_step(tokens, begin + step, nullptr);
                 times.push_back(static_cast<double>(now_ns() - start) * 1e-3);
             }
-            std::nth_element(times.begin(), times.begin() + arguments_.steps / 2, times.end());
-            keep_best(best, times[static_cast<size_t>(arguments_.steps / 2)], rates, cost);
+            keep_best(best, median(std::move(times)), rates, cost);
         }
         best.tokens_per_s = batch / best.step_us * 1e6;
         return best;

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "device/host_buffer.h"
 #include "ops/sample/sample.h"
+#include "runner/generated_token.h"
 #include "runner/slot_table.h"
 
 namespace tessera {
@@ -44,19 +45,6 @@ SampleRowArgs sample_args(const Slot& slot, const float* logits) {
     args.logprobs = params.logprobs.has_value();
     args.top = params.logprobs.value_or(0);
     return args;
-}
-
-GeneratedToken generated(const SampleRowResult& sampled, bool logprobs) {
-    GeneratedToken token;
-    token.token = sampled.token;
-    if (logprobs) {
-        token.logprob = sampled.logprob;
-        for (int32_t i = 0; i < sampled.top_count; ++i) {
-            const SampleLogprob& entry = sampled.top[static_cast<size_t>(i)];
-            token.top.push_back({entry.token, entry.logprob});
-        }
-    }
-    return token;
 }
 
 class CpuRunner final : public Runner {
@@ -185,7 +173,7 @@ class CpuRunner final : public Runner {
                 continue;  // the slot keeps its last token: a row in flight for it computes something,
                            // ignored
             }
-            row.tokens.push_back(generated(sampled, slot.sampling.logprobs.has_value()));
+            row.tokens.push_back(generated_token(sampled, slot.sampling.logprobs.has_value()));
             slot.append_output(sampled.token);
         }
     }

@@ -1,9 +1,10 @@
 #include "bench_engine.h"
+#include "cpu_only/without_cuda.h"
 
 namespace tessera {
 
 Status bench_engine_on_device(const BenchEngineArguments&) {
-    return unimplemented("--device cuda: this build of tessera has no CUDA backend; build the preset cuda");
+    return without_cuda();
 }
 
 }  // namespace tessera

@@ -1,13 +1,8 @@
 #include "device_model.h"
 
+#include "cpu_only/without_cuda.h"
+
 namespace tessera {
-namespace {
-
-Status without_cuda() {
-    return unimplemented("--device cuda: this build of tessera has no CUDA backend; build the preset cuda");
-}
-
-}  // namespace
 
 Result<std::shared_ptr<CudaDevice>> open_cuda_device(double) {
     return without_cuda();

@@ -4,18 +4,13 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/median.h"
 
 namespace tessera {
 namespace {
 
 constexpr int32_t kWarmUpSteps = 3;
 constexpr int32_t kProbeReplays = 15;
-
-double median(std::vector<double> values) {
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
-}
 
 void add(StepProbe& sum, const StepProbe& probe) {
     sum.step_us += probe.step_us;

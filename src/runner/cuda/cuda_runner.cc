@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/median.h"
 #include "device/cuda/cuda_check.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/stream.h"
@@ -17,6 +18,7 @@
 #include "runner/cuda/prepare_step.h"
 #include "runner/cuda/slot_upload.h"
 #include "runner/cuda/step_memory.h"
+#include "runner/generated_token.h"
 #include "runner/slot_table.h"
 
 namespace tessera {
@@ -38,25 +40,6 @@ std::vector<int32_t> graph_sizes(int32_t rows_max) {
     }
     sizes.push_back(rows_max);
     return sizes;
-}
-
-double median(std::vector<double> values) {
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    return *middle;
-}
-
-GeneratedToken generated(const SampleRowResult& sampled, bool logprobs) {
-    GeneratedToken token;
-    token.token = sampled.token;
-    if (logprobs) {
-        token.logprob = sampled.logprob;
-        for (int32_t i = 0; i < sampled.top_count; ++i) {
-            const SampleLogprob& entry = sampled.top[static_cast<size_t>(i)];
-            token.top.push_back({entry.token, entry.logprob});
-        }
-    }
-    return token;
 }
 
 // A row in flight, in the plan's order.
@@ -257,7 +240,7 @@ StepResult CudaRunnerImpl::collect() {
             if (sampled.error != SampleError::kNone) {
                 out.error = sample_error_name(sampled.error);
             } else {
-                out.tokens.push_back(generated(sampled, row.logprobs));
+                out.tokens.push_back(generated_token(sampled, row.logprobs));
             }
         }
         result.rows.push_back(std::move(out));

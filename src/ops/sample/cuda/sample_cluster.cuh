@@ -122,12 +122,14 @@ __device__ inline uint64_t kth_maximum(SampleShared& shared, int k) {
     return shared.kth;
 }
 
-__device__ __forceinline__ uint64_t best_maximum(const SampleShared& shared, int lane) {
-    uint64_t best = 0;
+// Of what publish() wrote for all segments; 0 is the identity. Every lane of a warp gets it.
+template <typename T, typename Op>
+__device__ __forceinline__ T reduce_segments(const T (&values)[kSampleSegments], int lane, Op op) {
+    T all = 0;
     for (int j = lane; j < kSampleSegments; j += kWarp) {
-        best = max(best, shared.maxima[j]);
+        all = op(all, values[j]);
     }
-    return warp_reduce(best, Max{});
+    return warp_reduce(all, op);
 }
 
 // Appends the segment's tokens for which keep(value, id) holds to the first block's list as far as there is
@@ -148,15 +150,6 @@ __device__ inline void collect(const SampleRow& row, int which, bool any, Keep k
         });
     }
     row.publish(row.shared.found, warp_reduce(found, Sum{}));
-}
-
-// How many collect() found in all segments.
-__device__ inline int32_t candidates_found(const SampleShared& shared, int lane) {
-    int32_t found = 0;
-    for (int j = lane; j < kSampleSegments; j += kWarp) {
-        found += shared.found[j];
-    }
-    return warp_reduce(found, Sum{});
 }
 
 // Orders the first `count` candidates: best first, at ties the lowest id. For the whole first block.

@@ -47,7 +47,7 @@ struct Scan {
     }
 };
 
-// Begins the load of this warp's segment; load_wait() ends it.
+// Begins the load of this warp's segment: its barrier tells of the end.
 __device__ void load_begin(const SampleCudaArgs& args, const SampleRow& row, int32_t real) {
     const float* from = args.logits + row.row * args.logits_stride + row.first;
     const uint32_t barrier = shared_address(&row.shared.barriers[row.warp]);
@@ -93,16 +93,13 @@ __device__ double report_top(SampleRow& row, int32_t top, uint64_t best, SampleR
     collect(row, 0, top > 0 && shared.maxima[row.segment()] >= bound,
             [&](float x, int32_t id) { return ranked(x, static_cast<uint32_t>(id)) >= bound; });
     row.cluster.sync();
-    double total = 0;
-    for (int j = row.lane; j < kSampleSegments; j += kWarp) {
-        total += shared.exp_sums[j];
-    }
-    const double log_sum = static_cast<double>(largest) + log(warp_reduce(total, Sum{}));
+    const double log_sum =
+        static_cast<double>(largest) + log(reduce_segments(shared.exp_sums, row.lane, Sum{}));
     const auto give = [&](int32_t place, float value, int32_t id) {
         result.top[static_cast<size_t>(place)] = {id,
                                                   static_cast<float>(static_cast<double>(value) - log_sum)};
     };
-    const int32_t found = candidates_found(shared, row.lane);
+    const int32_t found = reduce_segments(shared.found, row.lane, Sum{});
     int32_t count = min(top, found);
     const auto t = static_cast<int32_t>(threadIdx.x);
     if (found <= kSampleCandidatesMax) {
@@ -211,7 +208,7 @@ __device__ int32_t draw_token(SampleRow& row, const SampleDraw& draw) {
             row.publish(shared.mass, warp_reduce(mass, Sum{}));
         }
         row.cluster.sync();
-        const int32_t count = candidates_found(shared, row.lane);
+        const int32_t count = reduce_segments(shared.found, row.lane, Sum{});
         bool done = count <= kSampleCandidatesMax;
         if (done && row.rank == 0) {
             const uint64_t total = slot.top_k > 0 ? 0 : segment_sums(shared.mass, 0, row.lane).total;
@@ -296,7 +293,7 @@ __global__ void __cluster_dims__(kSampleCluster, 1, 1) __launch_bounds__(kSample
     if (slot.logprobs != 0) {
         row.publish(shared.maxima, scan_raw(row).rank());
         row.cluster.sync();
-        best = best_maximum(shared, row.lane);
+        best = reduce_segments(shared.maxima, row.lane, Max{});
         if (best == kNotFiniteRank) {
             if (first_block_warp) {
                 finish_row(args, row, {-1, SampleError::kNotFinite}, 0);
@@ -317,7 +314,7 @@ __global__ void __cluster_dims__(kSampleCluster, 1, 1) __launch_bounds__(kSample
         row.publish(shared.maxima, scan_raw(row).rank());
     }
     row.cluster.sync();
-    best = best_maximum(shared, row.lane);
+    best = reduce_segments(shared.maxima, row.lane, Max{});
 
     Choice choice{forced_token(args, slot, slot_id)};
     if (best == kNotFiniteRank) {
