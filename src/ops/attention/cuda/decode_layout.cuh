@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ops/attention/cuda/attention_cuda.h"
+#include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/reduce.cuh"
 
 namespace tessera::cuda {
@@ -38,15 +39,6 @@ struct DecodeKernelArgs {
 
 DecodeRows make_decode_rows(const DecodePlanCudaArgs& plan);
 DecodeLayout make_decode_layout(const DecodePlanCudaArgs& plan);
-
-// Until the kernel before in the stream has ended and its writes are visible.
-__device__ __forceinline__ void wait_for_previous_kernel() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-// The next kernel may start now; it waits for this one's end where it needs its results.
-__device__ __forceinline__ void let_next_kernel_start() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
 
 // 16 bytes at once.
 __device__ __forceinline__ DecodeBin load_bin(const DecodeBin* from) {
@@ -104,27 +96,5 @@ class DecodeWalk {
 };
 
 void launch_decode_combine(cudaStream_t stream, const DecodeKernelArgs& args);
-
-struct DependentLaunch {
-    dim3 grid;
-    int threads = 0;
-    int shared_bytes = 0;
-    cudaStream_t stream = nullptr;
-};
-// Enters a kernel that may start before the one before it has ended.
-template <typename... Args>
-cudaError_t launch_dependent(const DependentLaunch& launch, void (*kernel)(Args...), const Args&... args) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = launch.grid;
-    config.blockDim = dim3(static_cast<unsigned>(launch.threads));
-    config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
-    config.stream = launch.stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, args...);
-}
 
 }  // namespace tessera::cuda
