@@ -135,6 +135,7 @@ __device__ double report_top(SampleRow& row, int32_t top, uint64_t best, SampleR
 // The edits that name their tokens: stop ids, then biases (-inf stays -inf in any order).
 __device__ void apply_named_edits(const SampleCudaArgs& args, const SampleSlot& slot, const SampleRow& row) {
     const auto mine = [&](int32_t id) { return id >= row.first && id < row.first + row.count; };
+    __syncwarp();  // the other lanes have read what this one writes
     for (int32_t i = row.lane; masks_stops(slot) && i < slot.stop_count; i += kWarp) {
         if (mine(slot.stop_ids[i])) {
             row.x[slot.stop_ids[i] - row.first] = minus_infinity();
