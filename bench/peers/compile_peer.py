@@ -10,7 +10,10 @@ MAX_FP8 = 448.0
 def peers(case):
     builders = {"embed": embed, "rms_norm": rms_norm, "quantize": quantize, "swiglu": swiglu, "qkv_post": qkv_post,
                 "router_topk": router_topk, "sample": sample}
-    if case.op in builders and not (case.op == "sample" and not sample_kind(case)):
+    theirs = {"rms_norm": "scales" not in case.words,  # what the functions below do not compute
+              "qkv_post": not {"hadamard", "q8", "scales", "last"} & set(case.words),
+              "sample": case.op == "sample" and sample_kind(case)}
+    if case.op in builders and theirs.get(case.op, True):
         yield "torch.compile", lambda: builders[case.op](case)
 
 
@@ -35,17 +38,20 @@ def embed(case):
     return lambda: call(table, tokens)
 
 
-def _rms_norm(x, add, weight, fp8):
-    x.add_(add)
+def _rms_norm(x, add, weight, kind):
+    if add is not None:
+        x.add_(add)
     wide = x.float()
     y = weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(BF16)
-    return (y, to_fp8(y, 0.013)) if fp8 else y
+    fp8 = to_fp8(y, 0.013) if "fp8" in kind else None
+    return (y, fp8) if fp8 is None or "both" in kind else fp8
 
 
 def rms_norm(case):
     x, add, weight = (random(*shape) for shape in [(case.n["rows"], case.n["width"])] * 2 + [(case.n["width"],)])
-    call, fp8 = compiled(_rms_norm), "fp8" in case.words
-    return lambda: call(x, add, weight, fp8)
+    call, kind = compiled(_rms_norm), ("fp8" if case.fp8 else "") + ("both" if "and" in case.words else "")
+    add = add if "add" in case.words else None
+    return lambda: call(x, add, weight, kind)
 
 
 def quantize(case):

@@ -90,6 +90,7 @@ Result<std::unique_ptr<DeviceForward>> DeviceForward::create(const ModelConfig& 
 
 Status DeviceForward::allocate(MemoryBudget& budget) {
     const int64_t tokens = options_.tokens_max;
+    const int64_t router_bytes = router_cuda_workspace_bytes(config_.num_experts, config_.hidden_size);
     Status status = allocate_layout(budget, "activations", activations_memory_, [&](Layout& layout) {
         layout.take(residual_, tokens * config_.hidden_size);
         layout.take(normed_, tokens * config_.hidden_size);
@@ -102,7 +103,11 @@ Status DeviceForward::allocate(MemoryBudget& budget) {
         layout.take(router_logits_, tokens * config_.num_experts);
         layout.take(expert_weights_, tokens * config_.num_experts_per_token);
         layout.take(chosen_, tokens * config_.num_experts_per_token);
+        layout.take(router_workspace_, router_bytes);
     });
+    if (status.ok() && router_bytes > 0) {
+        cuda_check(cudaMemset(router_workspace_, 0xFF, static_cast<size_t>(router_bytes)));
+    }
     if (status.ok()) {
         status = allocate_layout(budget, "logits", logits_memory_, [&](Layout& layout) {
             layout.take(logits_, options_.logit_rows_max * config_.vocab_size);
@@ -271,10 +276,10 @@ void DeviceForward::plan_attention(cudaStream_t stream, const DeviceBatch& batch
 
 void DeviceForward::block(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
                           int64_t kv_layer) {
-    norm(stream, batch, layer.input_norm, &layer.qkv);
+    const bool fp8 = layer.qkv.dtype == DType::kFloat8E4M3;
+    norm(stream, batch, {.weight = layer.input_norm, .y = fp8 ? nullptr : normed_, .next = &layer.qkv});
     {
         const PassSection section = this->section(stream, PassOperator::kQkv);
-        const bool fp8 = layer.qkv.dtype == DType::kFloat8E4M3;
         project(
             stream, layer.qkv,
             {.x = fp8 ? static_cast<const void*>(normed8_) : normed_, .y = qkv_, .rows = batch.tokens_count});
@@ -379,26 +384,28 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
 void DeviceForward::route(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
     {
         const PassSection section = this->section(stream, PassOperator::kRouter);
-        router_logits_cuda(stream, {.x = normed_,
-                                    .x_stride = config_.hidden_size,
-                                    .weight = layer.router,
-                                    .weight_dtype = layer.router_dtype,
-                                    .tokens = batch.tokens_count,
-                                    .experts = config_.num_experts,
-                                    .width = config_.hidden_size,
-                                    .logits = router_logits_,
-                                    .logits_stride = config_.num_experts});
-        router_topk_cuda(stream, {.logits = router_logits_,
-                                  .logits_stride = config_.num_experts,
-                                  .bias = layer.expert_bias,
-                                  .positions = batch.positions,
-                                  .tokens = batch.tokens_count,
-                                  .experts = config_.num_experts,
-                                  .k = config_.num_experts_per_token,
-                                  .normalise = config_.route_norm,
-                                  .scale = static_cast<float>(config_.router_scaling_factor),
-                                  .chosen = chosen_,
-                                  .weights = expert_weights_});
+        router_cuda(stream,
+                    {.x = normed_,
+                     .x_stride = config_.hidden_size,
+                     .high = layer.router_high,
+                     .low = layer.router_low,
+                     .tokens = batch.tokens_count,
+                     .experts = config_.num_experts,
+                     .width = config_.hidden_size,
+                     .logits = router_logits_,
+                     .logits_stride = config_.num_experts,
+                     .workspace = router_workspace_,
+                     .deterministic = options_.deterministic,
+                     .sm_count = device_.sm_count},
+                    {.bias = layer.expert_bias,
+                     .positions = batch.positions,
+                     .tokens = batch.tokens_count,
+                     .experts = config_.num_experts,
+                     .k = config_.num_experts_per_token,
+                     .normalise = config_.route_norm,
+                     .scale = static_cast<float>(config_.router_scaling_factor),
+                     .chosen = chosen_,
+                     .weights = expert_weights_});
     }
     if (observer_ != nullptr) {
         observer_->experts_chosen(stream, chosen_, batch.tokens_count * config_.num_experts_per_token);
@@ -410,7 +417,9 @@ void DeviceForward::feed_forward(cudaStream_t stream, const DeviceBatch& batch, 
     const bool fp8 = tensors.dtype == DType::kFloat8E4M3;
     const DeviceMatrix input{.dtype = tensors.dtype,
                              .input_scale = layer.is_moe ? tensors.input_scale : tensors.shared_input_scale};
-    norm(stream, batch, layer.post_attention_norm, &input);
+    const bool dense8 = fp8 && !layer.is_moe;  // the router alone reads bfloat16 then
+    norm(stream, batch,
+         {.weight = layer.post_attention_norm, .y = dense8 ? nullptr : normed_, .next = &input});
     MoeCudaArgs args{.weights = &layer.mlp,
                      .x = normed_,
                      .x8 = fp8 ? normed8_ : nullptr,
@@ -444,26 +453,25 @@ void DeviceForward::project(cudaStream_t stream, const DeviceMatrix& matrix, Lin
     linear_->run(stream, args);
 }
 
-// normed = RMSNorm(residual), also quantised where the matrix that takes it is e4m3.
-void DeviceForward::norm(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* weight,
-                         const DeviceMatrix* next) {
+// y = RMSNorm(residual) and, where the matrix that takes it is e4m3, normed8.
+void DeviceForward::norm(cudaStream_t stream, const DeviceBatch& batch, const Norm& args) {
     const PassSection section = this->section(stream, PassOperator::kNorm);
-    const bool fp8 = next != nullptr && next->dtype == DType::kFloat8E4M3;
+    const bool fp8 = args.next != nullptr && args.next->dtype == DType::kFloat8E4M3;
     rms_norm_cuda(stream, {.x = residual_,
                            .x_stride = config_.hidden_size,
-                           .weight = weight,
-                           .y = normed_,
+                           .weight = args.weight,
+                           .y = args.y,
                            .y_stride = config_.hidden_size,
                            .y8 = fp8 ? normed8_ : nullptr,
                            .y8_stride = config_.hidden_size,
-                           .y8_scale = fp8 ? next->input_scale : 1.0f,
+                           .y8_scale = fp8 ? args.next->input_scale : 1.0f,
                            .rows = batch.tokens_count,
                            .width = config_.hidden_size,
                            .eps = eps()});
 }
 
 void DeviceForward::finish(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* norm_weight) {
-    norm(stream, batch, norm_weight, nullptr);
+    norm(stream, batch, {.weight = norm_weight, .y = normed_});
     if (batch.logit_count == 0) {
         return;
     }

@@ -86,6 +86,12 @@ class DeviceForward {
     const __nv_bfloat16* hidden() const { return normed_; }
 
   private:
+    struct Norm {
+        const __nv_bfloat16* weight = nullptr;
+        __nv_bfloat16* y = nullptr;          // may be null
+        const DeviceMatrix* next = nullptr;  // the matrix that takes the result; null: not a projection
+    };
+
     Status allocate(MemoryBudget& budget);
     Status upload_rope(MemoryBudget& budget);
 
@@ -98,8 +104,7 @@ class DeviceForward {
     void route(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer);
     void feed_forward(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer);
     void project(cudaStream_t stream, const DeviceMatrix& matrix, LinearCudaArgs args);
-    void norm(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* weight,
-              const DeviceMatrix* next);
+    void norm(cudaStream_t stream, const DeviceBatch& batch, const Norm& args);
     void finish(cudaStream_t stream, const DeviceBatch& batch, const __nv_bfloat16* norm_weight);
     DecodePlanCudaArgs decode_plan(const DeviceBatch& batch) const;
     PrefillPlanCudaArgs decode_rows_plan(const DeviceBatch& batch) const;
@@ -131,6 +136,7 @@ class DeviceForward {
     float* router_logits_ = nullptr;       // [T, experts]
     float* expert_weights_ = nullptr;      // [T, k]
     int32_t* chosen_ = nullptr;            // [T, k]
+    std::byte* router_workspace_ = nullptr;
     std::byte* decode_workspace_ = nullptr;
     std::byte* prefill_workspace_ = nullptr;
     std::byte* decode_rows_workspace_ = nullptr;  // deterministic: decode rows as a prefill of one token each

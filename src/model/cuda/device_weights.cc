@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <optional>
+#include <span>
 
 #include "device/cuda/cuda_check.h"
 #include "model/cuda/random_fill.h"
@@ -108,6 +110,26 @@ class Uploader {
         } else {
             copy_bf16(place, view, 1);
         }
+        return reinterpret_cast<const __nv_bfloat16*>(place);
+    }
+    // What a float32 view has beyond vector(): null where that is nothing.
+    const __nv_bfloat16* rest(Group group, const WeightView& view) {
+        if (view.dtype != DType::kFloat32 || options_.random_seed.has_value()) {
+            return nullptr;
+        }
+        const auto n = static_cast<size_t>(view.rows * view.cols);
+        const std::span values(static_cast<const float*>(view.data), n);
+        converted_.resize(n);
+        for (size_t i = 0; i < n; ++i) {
+            const float high = bf16_to_f32(f32_to_bf16(values[i]));
+            converted_[i] = f32_to_bf16(std::isfinite(high) ? values[i] - high : 0.0f);
+        }
+        if (std::all_of(converted_.begin(), converted_.end(),
+                        [](uint16_t bits) { return (bits & 0x7FFF) == 0; })) {
+            return nullptr;
+        }
+        std::byte* place = take(group, view.rows * view.cols * 2);
+        copy(place, converted_.data(), view.rows * view.cols * 2);
         return reinterpret_cast<const __nv_bfloat16*>(place);
     }
     const float* floats(const std::vector<float>& values) {
@@ -271,15 +293,8 @@ DeviceLayer bind_layer(const ModelConfig& config, const LayerWeights& weights, U
     layer.v_scale = attention.v_scale;
     layer.is_moe = weights.moe.has_value();
     if (layer.is_moe) {
-        const WeightView& router = weights.moe->router;
-        if (router.dtype == DType::kFloat32) {
-            std::byte* place = up.take(Group::kSmall, router.rows * router.cols * 4);
-            up.copy(place, router.data, router.rows * router.cols * 4);
-            layer.router = place;
-            layer.router_dtype = DType::kFloat32;
-        } else {
-            layer.router = up.vector(Group::kSmall, router);
-        }
+        layer.router_high = up.vector(Group::kSmall, weights.moe->router);
+        layer.router_low = up.rest(Group::kSmall, weights.moe->router);
         if (config.router_expert_bias) {
             const auto n = static_cast<size_t>(config.num_experts);
             std::vector<float> bias(n);

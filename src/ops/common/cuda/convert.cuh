@@ -43,9 +43,22 @@ __device__ __forceinline__ float2 unpack_e4m3(uint16_t packed) {
     return __half22float2(*reinterpret_cast<const __half2*>(&halves));
 }
 
-// Eight bfloat16 as float32. The address is 16-byte aligned.
-__device__ __forceinline__ void load_bf16x8(const __nv_bfloat16* from, float (&to)[8]) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(from);
+// value / scale, rounded as the division is (finite quotients), for many values and one scale: three
+// operations in place of eight.
+struct Divider {
+    float scale;
+    float inverse;  // 1 / scale, rounded
+
+    __device__ __forceinline__ float operator()(float value) const {
+        const float quotient = __fmul_rn(value, inverse);
+        return fmaf(fmaf(-quotient, scale, value), inverse, quotient);
+    }
+};
+__device__ __forceinline__ Divider divider(float scale) {
+    return {scale, __fdiv_rn(1.0f, scale)};
+}
+
+__device__ __forceinline__ void unpack_bf16x8(uint4 raw, float (&to)[8]) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -53,9 +66,17 @@ __device__ __forceinline__ void load_bf16x8(const __nv_bfloat16* from, float (&t
         to[2 * i + 1] = high_bf16(words[i]);
     }
 }
+__device__ __forceinline__ uint4 pack_bf16x8(const float (&from)[8]) {
+    return make_uint4(pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]),
+                      pack_bf16(from[6], from[7]));
+}
+
+// Eight bfloat16 as float32. The address is 16-byte aligned.
+__device__ __forceinline__ void load_bf16x8(const __nv_bfloat16* from, float (&to)[8]) {
+    unpack_bf16x8(*reinterpret_cast<const uint4*>(from), to);
+}
 __device__ __forceinline__ void store_bf16x8(const float (&from)[8], __nv_bfloat16* to) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]),
-                                               pack_bf16(from[4], from[5]), pack_bf16(from[6], from[7]));
+    *reinterpret_cast<uint4*>(to) = pack_bf16x8(from);
 }
 
 }  // namespace tessera::cuda

@@ -4,6 +4,10 @@
 // As in the reference model the norm rounds twice to bfloat16 (before and after the weight); the rotation is
 // float32 with float32 angles and rounds once. FP8 pages hold e4m3(bf16 value / scale), saturating. One
 // token's result depends on that token alone.
+//
+// Options, in this order: the norm may come after the rotation (which then rounds before it); q and k may be
+// multiplied by the orthonormal 128-point Hadamard matrix (float32, rounded once); q may be stored as e4m3
+// with a scale for each token and head, K with one too: the largest |value| / 448.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +36,8 @@ struct QkvPostCudaArgs {
     const __nv_bfloat16* q_norm = nullptr;  // [head_dim]; null: no norm
     const __nv_bfloat16* k_norm = nullptr;  // [head_dim]; null: no norm
     float eps = 0;
-    const float* rope = nullptr;  // [positions_max, head_dim]: cosines, then sines; rope_table()
-    const int32_t* positions =
-        nullptr;  // [tokens], below positions_max; < 0: padding, nothing is read or written
+    const float* rope = nullptr;         // [positions_max, head_dim]: cosines, then sines; rope_table()
+    const int32_t* positions = nullptr;  // [tokens], below positions_max; < 0: padding, nothing is written
     // The token's K and V go to slot (position + slot_shift) % 64 of page (position + slot_shift) / 64 of its
     // sequence.
     int32_t slot_shift = 0;               // the MTP layer: 1
@@ -48,6 +51,15 @@ struct QkvPostCudaArgs {
     DType kv_dtype = DType::kBFloat16;  // kBFloat16 or kFloat8E4M3
     float k_scale = 1;                  // FP8 only
     float v_scale = 1;
+    const float* v_head_scale = nullptr;  // [kv_heads], FP8 only; null: v_scale
+    // FP8 only: bytes from a page's begin to this layer's [kv_heads][64] float32 scales of K, which are
+    // written and used in place of k_scale; < 0: k_scale.
+    int64_t k_scale_offset = -1;
+    bool norm_after_rope = false;
+    bool hadamard = false;      // head_dim 128 only
+    uint8_t* q8 = nullptr;      // [tokens, q_heads * head_dim] e4m3, in place of q_out; may be null
+    int64_t q8_stride = 0;      // a multiple of 4
+    float* q8_scale = nullptr;  // [tokens, q_heads]
 };
 
 void qkv_post_cuda(cudaStream_t stream, const QkvPostCudaArgs& args);

@@ -3,89 +3,163 @@
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/convert.cuh"
+#include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/reduce.cuh"
 #include "ops/rms_norm/cuda/rms_norm_cuda.h"
 
 namespace tessera {
+namespace cuda {
 namespace {
 
-using namespace cuda;
+constexpr int kVector = 8;  // bfloat16 in 16 bytes
+constexpr int64_t kWidthMax = 16384;
+constexpr int64_t kFewRows = 264;
+constexpr float kE4m3Max = 448;
 
-constexpr int kThreadsMax = 512;
-constexpr int64_t kVector = 8;  // bfloat16 in 16 bytes
-
-__device__ __forceinline__ void store_outputs(const RmsNormCudaArgs& args, int64_t row, int64_t column,
-                                              const float (&y)[kVector]) {
-    if (args.y != nullptr) {
-        store_bf16x8(y, args.y + row * args.y_stride + column);
-    }
-    if (args.y8 != nullptr) {
-        float q[kVector];
+__device__ __forceinline__ uint4 load_vector(const __nv_bfloat16* from) {
+    return *reinterpret_cast<const uint4*>(from);
+}
+__device__ __forceinline__ void store_e4m3(const float (&y)[kVector], const Divider& divide, uint8_t* to) {
+    float q[kVector];
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-            q[i] = __fdiv_rn(y[i], args.y8_scale);
-        }
-        *reinterpret_cast<uint2*>(args.y8 + row * args.y8_stride + column) =
-            make_uint2(pack_e4m3x4(q[0], q[1], q[2], q[3]), pack_e4m3x4(q[4], q[5], q[6], q[7]));
+    for (int i = 0; i < kVector; ++i) {
+        q[i] = divide(y[i]);
     }
+    *reinterpret_cast<uint2*>(to) =
+        make_uint2(pack_e4m3x4(q[0], q[1], q[2], q[3]), pack_e4m3x4(q[4], q[5], q[6], q[7]));
 }
 
-// Roofline: reads x (and add), writes y (and x): 4 to 8 bytes an element against about 5 operations, so
-// bandwidth. A block holds one row in registers, Vectors pieces of 8 elements in each thread.
+// The sum of the row's squares from those of its vectors, in an order that does not depend on the block's
+// size: lane l adds vectors l, l + 32, ..., then the lanes are added. Every warp does it.
+__device__ __forceinline__ float sum_row(const float* squares, int vectors) {
+    float sum = 0;
+#pragma unroll 16
+    for (int v = static_cast<int>(threadIdx.x) % kWarp; v < vectors; v += kWarp) {
+        sum += squares[v];
+    }
+    return warp_reduce(sum, Sum{});
+}
+
+// Roofline: reads x (and add), writes y or y8 (and x): 3 to 8 bytes an element against about 10 operations,
+// so bandwidth. A block holds one row in registers, Vectors pieces of 8 elements in each thread; all its
+// loads are under way at once.
 template <int Vectors>
-__global__ void __launch_bounds__(kThreadsMax, 1) rms_norm_kernel(RmsNormCudaArgs args) {
-    __shared__ float shared[kWarp];
+__global__ void __launch_bounds__(512, 2) rms_norm_kernel(RmsNormCudaArgs args) {
+    extern __shared__ float squares[];  // [width / 8]
+    __shared__ float maxima[kWarp];
+    const int vectors = static_cast<int>(args.width) / kVector;
+    const int step = static_cast<int>(blockDim.x);
+    const int first = static_cast<int>(threadIdx.x);
+    uint4 weight[Vectors];
+    uint4 x[Vectors];
+    uint4 add[Vectors];
+#pragma unroll
+    for (int i = 0; i < Vectors; ++i) {
+        if (first + i * step < vectors) {
+            weight[i] = load_vector(args.weight + (first + i * step) * kVector);
+        }
+    }
+    let_next_kernel_start();
+    wait_for_previous_kernel();
     const int64_t row = blockIdx.x;
     const int64_t from = args.x_rows == nullptr ? row : args.x_rows[row];
     if (from < 0) {
         return;
     }
-    float v[Vectors][kVector];
-    float squares = 0;
+    __nv_bfloat16* x_row = args.x + from * args.x_stride;
 #pragma unroll
     for (int i = 0; i < Vectors; ++i) {
-        const int64_t column = (threadIdx.x + static_cast<int64_t>(i) * blockDim.x) * kVector;
-        if (column >= args.width) {
-            break;
-        }
-        __nv_bfloat16* x = args.x + from * args.x_stride + column;
-        load_bf16x8(x, v[i]);
-        if (args.add != nullptr) {
-            float add[kVector];
-            load_bf16x8(args.add + from * args.add_stride + column, add);
-#pragma unroll
-            for (int j = 0; j < kVector; ++j) {
-                v[i][j] = round_bf16(v[i][j] + add[j]);
+        const int v = first + i * step;
+        if (v < vectors) {
+            x[i] = load_vector(x_row + v * kVector);
+            if (args.add != nullptr) {
+                add[i] = load_vector(args.add + from * args.add_stride + v * kVector);
             }
-            store_bf16x8(v[i], x);
-        }
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-            squares = fmaf(v[i][j], v[i][j], squares);
         }
     }
-    const float sum = block_reduce(squares, Sum{}, 0.0f, shared);
-    const float scale = rsqrtf(sum / static_cast<float>(args.width) + args.eps);
 #pragma unroll
     for (int i = 0; i < Vectors; ++i) {
-        const int64_t column = (threadIdx.x + static_cast<int64_t>(i) * blockDim.x) * kVector;
-        if (column >= args.width) {
+        const int v = first + i * step;
+        if (v >= vectors) {
             break;
         }
-        float weight[kVector];
-        load_bf16x8(args.weight + column, weight);
+        float value[kVector];
+        unpack_bf16x8(x[i], value);
+        if (args.add != nullptr) {
+            float more[kVector];
+            unpack_bf16x8(add[i], more);
+#pragma unroll
+            for (int j = 0; j < kVector; ++j) {
+                value[j] = round_bf16(value[j] + more[j]);
+            }
+            x[i] = pack_bf16x8(value);
+            *reinterpret_cast<uint4*>(x_row + v * kVector) = x[i];
+        }
+        float sum = 0;
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-            v[i][j] = round_bf16(round_bf16(v[i][j] * scale) * weight[j]);
+            sum = fmaf(value[j], value[j], sum);
         }
-        store_outputs(args, row, column, v[i]);
+        squares[v] = sum;
+    }
+    __syncthreads();
+    const float scale = rsqrtf(sum_row(squares, vectors) / static_cast<float>(args.width) + args.eps);
+    float y8_scale = args.y8_scale;
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < Vectors; ++i) {
+        const int v = first + i * step;
+        if (v >= vectors) {
+            break;
+        }
+        float value[kVector];
+        float w[kVector];
+        unpack_bf16x8(x[i], value);
+        unpack_bf16x8(weight[i], w);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+            value[j] = round_bf16(value[j] * scale) * w[j];
+        }
+        x[i] = pack_bf16x8(value);
+        if (args.y != nullptr) {
+            *reinterpret_cast<uint4*>(args.y + row * args.y_stride + v * kVector) = x[i];
+        }
+        if (args.y8_row_scale != nullptr) {
+            unpack_bf16x8(x[i], value);
+#pragma unroll
+            for (int j = 0; j < kVector; ++j) {
+                largest = fmaxf(largest, fabsf(value[j]));
+            }
+        }
+    }
+    if (args.y8 == nullptr) {
+        return;
+    }
+    if (args.y8_row_scale != nullptr) {
+        largest = block_reduce(largest, Max{}, 0.0f, maxima);
+        y8_scale = fmaxf(largest, 1e-20f) / kE4m3Max;
+        if (threadIdx.x == 0) {
+            args.y8_row_scale[row] = y8_scale;
+        }
+    }
+    const Divider divide = divider(y8_scale);
+#pragma unroll
+    for (int i = 0; i < Vectors; ++i) {
+        const int v = first + i * step;
+        if (v < vectors) {
+            float value[kVector];
+            unpack_bf16x8(x[i], value);
+            store_e4m3(value, divide, args.y8 + row * args.y8_stride + v * kVector);
+        }
     }
 }
 
 }  // namespace
+}  // namespace cuda
 
 void rms_norm_cuda(cudaStream_t stream, const RmsNormCudaArgs& args) {
-    check(args.width % kVector == 0 && args.width <= 4 * kThreadsMax * kVector,
+    using namespace cuda;
+    check(args.width % kVector == 0 && args.width <= kWidthMax,
           "rms_norm: width must be a multiple of 8, at most 16384");
     check((args.x_stride | args.add_stride | args.y_stride | args.y8_stride) % kVector == 0,
           "rms_norm: strides must be multiples of 8");
@@ -93,12 +167,14 @@ void rms_norm_cuda(cudaStream_t stream, const RmsNormCudaArgs& args) {
         return;
     }
     const int64_t vectors = args.width / kVector;
-    const int threads = static_cast<int>(std::min<int64_t>((vectors + 31) / 32 * 32, kThreadsMax));
-    const int64_t each = (vectors + threads - 1) / threads;
+    // Few rows: as many threads as possible share the latency of one.
+    const int64_t each = vectors > 1024 || args.rows > kFewRows ? 4 : (vectors > 512 ? 2 : 1);
+    const auto threads = static_cast<int>(((vectors + each - 1) / each + kWarp - 1) / kWarp * kWarp);
     const auto kernel =
         each == 1 ? rms_norm_kernel<1> : (each == 2 ? rms_norm_kernel<2> : rms_norm_kernel<4>);
-    kernel<<<static_cast<unsigned>(args.rows), threads, 0, stream>>>(args);
-    cuda_check_launch();
+    cuda_check(launch_dependent(
+        {dim3(static_cast<unsigned>(args.rows)), threads, static_cast<int>(vectors) * 4, stream}, kernel,
+        args));
 }
 
 }  // namespace tessera

@@ -3,7 +3,7 @@
 //
 //   x += add                              rounded to bfloat16, kept in x (the residual stream)
 //   y  = weight * bf16(x / sqrt(mean(x^2) + eps))   rounded to bfloat16
-//   y8 = e4m3(y / y8_scale)               saturating
+//   y8 = e4m3(y / y8_scale)               saturating; or with a scale of the row's own: its largest |y| / 448
 //
 // The mean is in float32. A row's result depends on that row alone.
 #pragma once
@@ -29,6 +29,7 @@ struct RmsNormCudaArgs {
     uint8_t* y8 = nullptr;  // [rows, width] e4m3; null: not wanted
     int64_t y8_stride = 0;
     float y8_scale = 1;
+    float* y8_row_scale = nullptr;  // [rows]: written, and used in place of y8_scale; may be null
     int64_t rows = 0;
     int64_t width = 0;  // a multiple of 8, at most 16384
     float eps = 0;

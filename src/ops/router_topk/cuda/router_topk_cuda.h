@@ -1,29 +1,39 @@
-// The router on the device: float32 logits of bfloat16 activations, then the choice of
+// The router on the device: float32-exact logits of bfloat16 activations, then the choice of
 // ops/router_topk/router_topk.h, with the same bits for the same logits.
+//
+// A float32 weight is the sum of two bfloat16, high and low, to 17 bits; products with bfloat16 activations
+// are then exact in the tensor cores, and every few hundred of them are added up in float32. Where the
+// checkpoint's weights are bfloat16, low is zero and left out.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
-#include "base/dtype.h"
-
 namespace tessera {
 
-// logits = x W^T with exact products and float32 sums. A row's sums do not depend on how many rows there are.
 struct RouterLogitsCudaArgs {
-    const __nv_bfloat16* x = nullptr;       // [tokens, width], 16-byte aligned
-    int64_t x_stride = 0;                   // elements between rows, a multiple of 8
-    const void* weight = nullptr;           // [experts, width], 16-byte aligned
-    DType weight_dtype = DType::kBFloat16;  // kBFloat16 or kFloat32
+    const __nv_bfloat16* x = nullptr;     // [tokens, width], 16-byte aligned
+    int64_t x_stride = 0;                 // elements between rows, a multiple of 8
+    const __nv_bfloat16* high = nullptr;  // [experts, width], 16-byte aligned: the weights
+    const __nv_bfloat16* low = nullptr;  // [experts, width]: what the weights have beyond `high`; may be null
     int64_t tokens = 0;
     int64_t experts = 0;
     int64_t width = 0;        // a multiple of 8
     float* logits = nullptr;  // [tokens, experts]
     int64_t logits_stride = 0;
+    // router_cuda_workspace_bytes(), used by one stream at a time. All its bytes are 0xFF before the first
+    // use, and again after each. Null: few tokens go the way of many.
+    std::byte* workspace = nullptr;
+    // A token's bits do not depend on how many tokens there are.
+    bool deterministic = false;
+    int sm_count = 0;
 };
 void router_logits_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& args);
+
+int64_t router_cuda_workspace_bytes(int64_t experts, int64_t width);
 
 inline constexpr int64_t kRouterCudaExpertsMax = 512;
 inline constexpr int64_t kRouterCudaChosenMax = 32;
@@ -44,5 +54,9 @@ struct RouterTopkCudaArgs {
 };
 // A token with NaN logits gets valid experts and NaN weights.
 void router_topk_cuda(cudaStream_t stream, const RouterTopkCudaArgs& args);
+
+// Both, in one kernel where the tokens are few: then no logits are written. `choice` is of the same tokens
+// and experts, and takes its logits from `product`.
+void router_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& product, RouterTopkCudaArgs choice);
 
 }  // namespace tessera

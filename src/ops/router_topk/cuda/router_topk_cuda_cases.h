@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <memory>
+#include <numeric>
 
+#include "device/cuda/device_props.h"
 #include "ops/cuda/cuda_case.h"
 #include "ops/router_topk/cuda/router_topk_cuda.h"
 #include "ops/router_topk/router_topk_cases.h"
@@ -14,120 +17,170 @@ struct RouterLogitsCudaSpec {
     int64_t tokens = 1;
     int64_t experts = 1;
     int64_t width = 8;
-    DType dtype = DType::kBFloat16;
+    bool float32 = false;  // weights of float32, in two parts
+    bool deterministic = false;
 };
 
-class RouterLogitsCudaCase {
+// The router's inputs: activations of variance 1, and weights that give logits of about `deviation`.
+class RouterCudaData {
   public:
-    RouterLogitsCudaCase(const CudaCaseData& data, const RouterLogitsCudaSpec& spec)
+    RouterCudaData(const CudaCaseData& data, const RouterLogitsCudaSpec& spec, double deviation)
         : spec_(spec),
           random_(data.seed),
-          host_x_(random_bf16(random_, spec.tokens * spec.width)),
-          host_weight_(weights()),
+          host_x_(random_bf16(random_, spec.tokens * spec.width, 1.732f)),
           x_(data.budget, host_x_, data.sets),
-          weight_(data.budget, stored(), data.sets),
           logits_(data.budget, std::vector<float>(static_cast<size_t>(spec.tokens * spec.experts)),
-                  data.sets) {}
-
-    void launch(cudaStream_t stream, int set) { launch_some(stream, set, spec_.tokens); }
-    OpError check(cudaStream_t stream) {
-        logits_.poison();
-        launch(stream, 0);
-        std::vector<float> want;
-        for (int64_t t = 0; t < spec_.tokens; ++t) {
-            for (int64_t e = 0; e < spec_.experts; ++e) {
-                double sum = 0;
-                for (int64_t i = 0; i < spec_.width; ++i) {
-                    sum +=
-                        static_cast<double>(bf16_to_f32(host_x_[static_cast<size_t>(t * spec_.width + i)])) *
-                        host_weight_[static_cast<size_t>(e * spec_.width + i)];
-                }
-                want.push_back(static_cast<float>(sum));
-            }
+                  data.sets),
+          workspace_(data.budget,
+                     std::vector<uint8_t>(static_cast<size_t>(std::max<int64_t>(
+                                              router_cuda_workspace_bytes(spec.experts, spec.width), 1)),
+                                          0xFF),
+                     1) {
+        const auto scale = static_cast<float>(deviation * 1.732 / std::sqrt(static_cast<double>(spec.width)));
+        std::vector<uint16_t> high;
+        std::vector<uint16_t> low;
+        for (int64_t i = 0; i < spec.experts * spec.width; ++i) {
+            const float weight = random_.uniform() * scale;
+            high.push_back(f32_to_bf16(weight));
+            low.push_back(f32_to_bf16(weight - bf16_to_f32(high.back())));
+            host_weight_.push_back(spec.float32 ? weight : bf16_to_f32(high.back()));
         }
-        const std::vector<float> got = logits_.download();
-        OpError error = compare_close(got, want, 1e-6 * std::sqrt(static_cast<double>(spec_.width)), 1e-6);
-        error += check_company(stream, got);
-        return error;
+        high_ = std::make_unique<DeviceArray<uint16_t>>(data.budget, high, data.sets);
+        low_ = std::make_unique<DeviceArray<uint16_t>>(data.budget, low, spec.float32 ? data.sets : 1);
+        const Result<DeviceProps> device = open_device(0);
+        tessera::check(device.ok(), device.status().message());
+        sm_count_ = device->sm_count;
+    }
+
+    RouterLogitsCudaArgs args(int set, int64_t tokens) const {
+        return {.x = reinterpret_cast<const __nv_bfloat16*>(x_.at(set)),
+                .x_stride = spec_.width,
+                .high = reinterpret_cast<const __nv_bfloat16*>(high_->at(set)),
+                .low = spec_.float32 ? reinterpret_cast<const __nv_bfloat16*>(low_->at(set)) : nullptr,
+                .tokens = tokens,
+                .experts = spec_.experts,
+                .width = spec_.width,
+                .logits = logits_.at(set),
+                .logits_stride = spec_.experts,
+                .workspace = reinterpret_cast<std::byte*>(workspace_.at(0)),
+                .deterministic = spec_.deterministic,
+                .sm_count = sm_count_};
+    }
+    void poison() { logits_.poison(); }
+    std::vector<float> logits() const { return logits_.download(); }
+    double exact_logit(int64_t token, int64_t expert) const {
+        double sum = 0;
+        const uint16_t* x = host_x_.data() + token * spec_.width;
+        const float* weight = host_weight_.data() + expert * spec_.width;
+        for (int64_t i = 0; i < spec_.width; ++i) {
+            sum += static_cast<double>(bf16_to_f32(x[i])) * static_cast<double>(weight[i]);
+        }
+        return sum;
+    }
+    // Few of many tokens, the last among them, for the reference.
+    std::vector<int64_t> some_tokens() const {
+        std::vector<int64_t> tokens;
+        for (int64_t t = 0; t < spec_.tokens; t += std::max<int64_t>(1, spec_.tokens / 60)) {
+            tokens.push_back(t);
+        }
+        tokens.push_back(spec_.tokens - 1);
+        return tokens;
     }
 
   private:
-    void launch_some(cudaStream_t stream, int set, int64_t tokens) {
-        router_logits_cuda(stream, {.x = reinterpret_cast<const __nv_bfloat16*>(x_.at(set)),
-                                    .x_stride = spec_.width,
-                                    .weight = weight_.at(set),
-                                    .weight_dtype = spec_.dtype,
-                                    .tokens = tokens,
-                                    .experts = spec_.experts,
-                                    .width = spec_.width,
-                                    .logits = logits_.at(set),
-                                    .logits_stride = spec_.experts});
-    }
-    // The first tokens alone and in smaller batches give the same bits.
-    OpError check_company(cudaStream_t stream, const std::vector<float>& whole) {
-        OpError error;
-        for (const int64_t tokens : {int64_t{1}, int64_t{100}}) {
-            if (tokens < spec_.tokens) {
-                logits_.poison();
-                launch_some(stream, 0, tokens);
-                std::vector<float> some = logits_.download();
-                const size_t count = static_cast<size_t>(tokens * spec_.experts);
-                error += compare_close({some.data(), count}, {whole.data(), count}, 0, 0);
-            }
-        }
-        return error;
-    }
-    std::vector<float> weights() {
-        std::vector<float> out(static_cast<size_t>(spec_.experts * spec_.width));
-        for (float& value : out) {
-            value = spec_.dtype == DType::kFloat32 ? random_.uniform() : rounded_bf16(random_.uniform());
-        }
-        return out;
-    }
-    std::vector<uint8_t> stored() const {
-        std::vector<uint8_t> out(host_weight_.size() * static_cast<size_t>(dtype_size(spec_.dtype)));
-        for (size_t i = 0; i < host_weight_.size(); ++i) {
-            if (spec_.dtype == DType::kFloat32) {
-                std::memcpy(out.data() + 4 * i, &host_weight_[i], 4);
-            } else {
-                const uint16_t bits = f32_to_bf16(host_weight_[i]);
-                std::memcpy(out.data() + 2 * i, &bits, 2);
-            }
-        }
-        return out;
-    }
-
     RouterLogitsCudaSpec spec_;
     OpRandom random_;
     std::vector<uint16_t> host_x_;
     std::vector<float> host_weight_;
     DeviceArray<uint16_t> x_;
-    DeviceArray<uint8_t> weight_;
+    std::unique_ptr<DeviceArray<uint16_t>> high_, low_;
     DeviceArray<float> logits_;
+    DeviceArray<uint8_t> workspace_;
+    int sm_count_ = 0;
 };
+
+class RouterLogitsCudaCase {
+  public:
+    RouterLogitsCudaCase(const CudaCaseData& data, const RouterLogitsCudaSpec& spec)
+        : spec_(spec), data_(data, spec, 1) {}
+
+    void launch(cudaStream_t stream, int set) { router_logits_cuda(stream, data_.args(set, spec_.tokens)); }
+    OpError check(cudaStream_t stream) {
+        data_.poison();
+        launch(stream, 0);
+        const std::vector<float> all = data_.logits();
+        std::vector<float> got;
+        std::vector<float> want;
+        for (const int64_t t : data_.some_tokens()) {
+            for (int64_t e = 0; e < spec_.experts; ++e) {
+                got.push_back(all[static_cast<size_t>(t * spec_.experts + e)]);
+                want.push_back(static_cast<float>(data_.exact_logit(t, e)));
+            }
+        }
+        // Two bfloat16 hold 17 bits of a weight.
+        OpError error = compare_close(got, want, spec_.float32 ? 2e-5 : 4e-6, 1e-6);
+        error.mismatches +=
+            std::any_of(all.begin(), all.end(), [](float v) { return std::isnan(v); }) ? 1 : 0;
+        error += check_company(stream, all);
+        return error;
+    }
+
+  private:
+    // The first tokens alone and in smaller batches give the same bits.
+    OpError check_company(cudaStream_t stream, const std::vector<float>& whole) {
+        OpError error;
+        for (const int64_t tokens : {1, 33, 100, 600, 1500}) {
+            if (tokens < spec_.tokens && (spec_.deterministic || spec_.tokens <= 64)) {
+                data_.poison();
+                router_logits_cuda(stream, data_.args(0, tokens));
+                std::vector<float> some = data_.logits();
+                const auto count = static_cast<size_t>(tokens * spec_.experts);
+                error += compare_close({some.data(), count}, {whole.data(), count}, 0, 0);
+            }
+        }
+        return error;
+    }
+
+    RouterLogitsCudaSpec spec_;
+    RouterCudaData data_;
+};
+
+inline CudaOpCase router_logits_cuda_case(const RouterLogitsCudaSpec& spec, bool bench) {
+    const int64_t products = spec.float32 ? 2 : 1;
+    const int64_t bytes =
+        spec.tokens * (spec.width * 2 + spec.experts * 4) + products * spec.experts * spec.width * 2;
+    return {fmt::format("tokens={} experts={} width={}{}", spec.tokens, spec.experts, spec.width,
+                        spec.deterministic ? " deterministic" : ""),
+            spec.float32 ? "float32" : "bfloat16", bench,
+            [=](const CudaCaseData& data) {
+                auto run = std::make_shared<RouterLogitsCudaCase>(data, spec);
+                return make_cuda_run(
+                    std::move(run), data.sets,
+                    {bytes, products * 2 * spec.tokens * spec.experts * spec.width, CudaUnit::kBFloat16});
+            },
+            bytes};
+}
 
 inline std::vector<CudaOpCase> router_logits_cuda_cases() {
     std::vector<CudaOpCase> cases;
-    const auto add = [&](const RouterLogitsCudaSpec& spec, bool bench) {
-        const int64_t bytes = spec.tokens * (spec.width * 2 + spec.experts * 4) +
-                              spec.experts * spec.width * dtype_size(spec.dtype);
-        cases.push_back({fmt::format("tokens={} experts={} width={}", spec.tokens, spec.experts, spec.width),
-                         std::string(dtype_name(spec.dtype)), bench,
-                         [=](const CudaCaseData& data) {
-                             auto run = std::make_shared<RouterLogitsCudaCase>(data, spec);
-                             return make_cuda_run(std::move(run), data.sets,
-                                                  {bytes, 2 * spec.tokens * spec.experts * spec.width});
-                         },
-                         bytes});
-    };
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-        add({1, 1, 8, dtype}, false);
-        add({5, 63, 256, dtype}, false);
-        add({131, 17, 1032, dtype}, false);
-        add({1, 192, 4096, dtype}, true);
-        add({64, 192, 4096, dtype}, true);
-        add({2048, 192, 4096, dtype}, true);
+    for (const bool float32 : {false, true}) {
+        cases.push_back(router_logits_cuda_case({1, 1, 8, float32}, false));
+        cases.push_back(router_logits_cuda_case({5, 63, 256, float32}, false));
+        cases.push_back(router_logits_cuda_case({131, 17, 1032, float32}, false));
+        cases.push_back(router_logits_cuda_case({7, 16, 512, float32}, false));
+        cases.push_back(router_logits_cuda_case({63, 208, 1024, float32}, false));
+        cases.push_back(router_logits_cuda_case({17, 48, 4608, float32}, false));
+        cases.push_back(router_logits_cuda_case({65, 5, 576, float32}, false));
+        cases.push_back(router_logits_cuda_case({129, 198, 512, float32}, false));
+        for (const int64_t tokens : {127, 513, 1025, 2049}) {
+            cases.push_back(router_logits_cuda_case({tokens, 192, 640, float32, true}, false));
+        }
+        for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 2048, 4096, 8192}) {
+            cases.push_back(router_logits_cuda_case({tokens, 192, 4096, float32}, true));
+        }
     }
+    cases.push_back(router_logits_cuda_case({1, 192, 4096, false, true}, true));
+    cases.push_back(router_logits_cuda_case({64, 192, 4096, false, true}, true));
     return cases;
 }
 
@@ -230,6 +283,150 @@ inline std::vector<CudaOpCase> router_topk_cuda_cases() {
     add({.tokens = 70, .experts = 192, .k = 8, .padding = true}, false);
     add({64, 192, 8}, true);
     add({8192, 192, 8}, true);
+    return cases;
+}
+
+struct RouterCudaSpec {
+    RouterLogitsCudaSpec product;
+    int64_t k = 8;
+};
+
+// Logits and choice together. The chosen experts are those of a float64 reference wherever its last chosen
+// and its first not chosen differ by more than 1e-6.
+class RouterCudaCase {
+  public:
+    RouterCudaCase(const CudaCaseData& data, const RouterCudaSpec& spec)
+        : spec_(spec),
+          data_(data, spec.product, 1.5),
+          host_bias_(make_bias(data.seed)),
+          bias_(data.budget, host_bias_, 1),
+          positions_(data.budget, make_positions(), 1),
+          chosen_(data.budget, std::vector<int32_t>(static_cast<size_t>(spec.product.tokens * spec.k)),
+                  data.sets),
+          weights_(data.budget, std::vector<float>(static_cast<size_t>(spec.product.tokens * spec.k)),
+                   data.sets) {}
+
+    void launch(cudaStream_t stream, int set) {
+        router_cuda(stream, data_.args(set, spec_.product.tokens),
+                    {.bias = bias_.at(0),
+                     .positions = positions_.at(0),
+                     .tokens = spec_.product.tokens,
+                     .experts = spec_.product.experts,
+                     .k = spec_.k,
+                     .normalise = true,
+                     .scale = kScale,
+                     .chosen = chosen_.at(set),
+                     .weights = weights_.at(set)});
+    }
+    OpError check(cudaStream_t stream) {
+        data_.poison();
+        chosen_.poison();
+        weights_.poison();
+        launch(stream, 0);
+        launch(stream, 0);  // the workspace is left as it was
+        const std::vector<int32_t> chosen = chosen_.download();
+        const std::vector<float> weights = weights_.download();
+        OpError error;
+        for (const int64_t token : data_.some_tokens()) {
+            const auto first = static_cast<size_t>(token * spec_.k);
+            const auto k = static_cast<size_t>(spec_.k);
+            error += check_token(token, {chosen.data() + first, k}, {weights.data() + first, k});
+        }
+        error.mismatches +=
+            std::any_of(weights.begin(), weights.end(), [](float v) { return std::isnan(v); }) ? 1 : 0;
+        return error;
+    }
+
+  private:
+    static constexpr float kScale = 2.826f;
+
+    std::vector<float> make_bias(uint64_t seed) const {
+        OpRandom random(seed + 1);
+        std::vector<float> bias(static_cast<size_t>(spec_.product.experts));
+        random.fill(bias, 0.1f);
+        return bias;
+    }
+    // Token 1 is padding.
+    std::vector<int32_t> make_positions() const {
+        std::vector<int32_t> positions(static_cast<size_t>(spec_.product.tokens), 5);
+        if (positions.size() > 1) {
+            positions[1] = -1;
+        }
+        return positions;
+    }
+    OpError check_token(int64_t token, std::span<const int32_t> chosen,
+                        std::span<const float> weights) const {
+        const auto experts = static_cast<size_t>(spec_.product.experts);
+        const auto k = static_cast<size_t>(spec_.k);
+        std::vector<float> want_chosen(k, -1);
+        std::vector<float> want_weights(k, 0);
+        if (token != 1) {
+            std::vector<double> score;
+            std::vector<double> key;
+            for (size_t e = 0; e < experts; ++e) {
+                score.push_back(1 / (1 + std::exp(-data_.exact_logit(token, static_cast<int64_t>(e)))));
+                key.push_back(score.back() + static_cast<double>(host_bias_[e]));
+            }
+            std::vector<int32_t> order(experts);
+            std::iota(order.begin(), order.end(), 0);
+            std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+                return key[static_cast<size_t>(a)] > key[static_cast<size_t>(b)];
+            });
+            if (k < experts &&
+                key[static_cast<size_t>(order[k - 1])] - key[static_cast<size_t>(order[k])] <= 1e-6) {
+                return {};
+            }
+            std::sort(order.begin(), order.begin() + static_cast<int64_t>(k));
+            double sum = 0;
+            for (size_t i = 0; i < k; ++i) {
+                sum += score[static_cast<size_t>(order[i])];
+            }
+            for (size_t i = 0; i < k; ++i) {
+                want_chosen[i] = static_cast<float>(order[i]);
+                want_weights[i] = static_cast<float>(score[static_cast<size_t>(order[i])] / sum) * kScale;
+            }
+        }
+        const std::vector<float> got(chosen.begin(), chosen.end());
+        OpError error = compare_close(got, want_chosen, 0, 0);
+        error += compare_close(weights, want_weights, 0, 3e-5);
+        return error;
+    }
+
+    RouterCudaSpec spec_;
+    RouterCudaData data_;
+    std::vector<float> host_bias_;
+    DeviceArray<float> bias_;
+    DeviceArray<int32_t> positions_, chosen_;
+    DeviceArray<float> weights_;
+};
+
+inline std::vector<CudaOpCase> router_cuda_cases() {
+    std::vector<CudaOpCase> cases;
+    const auto add = [&](const RouterCudaSpec& spec, bool bench) {
+        const RouterLogitsCudaSpec& p = spec.product;
+        const int64_t products = p.float32 ? 2 : 1;
+        const int64_t bytes = p.tokens * (p.width * 2 + spec.k * 8) + products * p.experts * p.width * 2;
+        cases.push_back(
+            {fmt::format("tokens={} experts={} width={} k={}", p.tokens, p.experts, p.width, spec.k),
+             p.float32 ? "float32" : "bfloat16", bench,
+             [=](const CudaCaseData& data) {
+                 auto run = std::make_shared<RouterCudaCase>(data, spec);
+                 return make_cuda_run(
+                     std::move(run), data.sets,
+                     {bytes, products * 2 * p.tokens * p.experts * p.width, CudaUnit::kBFloat16});
+             },
+             bytes});
+    };
+    for (const bool float32 : {false, true}) {
+        add({{1, 16, 512, float32}, 4}, false);
+        add({{33, 64, 1024, float32}, 32}, false);
+        add({{64, 256, 1536, float32}, 7}, false);
+        add({{65, 192, 512, float32}, 8}, false);
+        add({{9, 10, 72, float32}, 10}, false);
+        for (const int64_t tokens : {1, 8, 64, 512, 2048}) {
+            add({{tokens, 192, 4096, float32}, 8}, true);
+        }
+    }
     return cases;
 }
 

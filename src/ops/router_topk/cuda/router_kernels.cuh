@@ -1,0 +1,20 @@
+// The kernels that router_logits_cuda() and router_cuda() choose from.
+#pragma once
+
+#include "ops/router_topk/cuda/router_topk_cuda.h"
+
+namespace tessera::cuda {
+
+void check_router_choice(const RouterTopkCudaArgs& args);
+
+// At most kRouterFewTokens, logits or choice, whichever has a place to go to.
+inline constexpr int64_t kRouterFewTokens = 64;
+bool router_few_serves(const RouterLogitsCudaArgs& args);
+void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,
+                       const RouterTopkCudaArgs& choice);
+
+// Any number of tokens; a token's bits do not depend on it.
+bool router_many_serves(const RouterLogitsCudaArgs& args);
+void launch_router_many(cudaStream_t stream, const RouterLogitsCudaArgs& args);
+
+}  // namespace tessera::cuda
