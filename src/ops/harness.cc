@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/median.h"
 #include "device/host_buffer.h"
 #include "ops/harness_loops.h"
 
@@ -30,16 +31,16 @@ double run_us(const OpCaseRun& run, OpContext& context) {
 
 double measure_fma_rate(ThreadPool& threads, double budget_s) {
     const int64_t items = threads.size() * kItemsPerThread;
-    double best = 0;
+    std::vector<double> rates;
     const TimeNs end = now_ns() + static_cast<TimeNs>(budget_s * 1e9);
     do {
         std::vector<int64_t> fmas(static_cast<size_t>(items));
         const TimeNs start = now_ns();
         threads.parallel_for(items, [&](int64_t i, int) { fmas[static_cast<size_t>(i)] = fma_loop(20'000); });
         const int64_t total = std::accumulate(fmas.begin(), fmas.end(), int64_t{0});
-        best = std::max(best, static_cast<double>(total) / seconds(now_ns() - start));
+        rates.push_back(static_cast<double>(total) / seconds(now_ns() - start));
     } while (now_ns() < end);
-    return best;
+    return median(std::move(rates));
 }
 
 double measure_read_bandwidth(ThreadPool& threads, int64_t bytes, double budget_s) {
@@ -49,7 +50,7 @@ double measure_read_bandwidth(ThreadPool& threads, int64_t bytes, double budget_
     const int64_t items = threads.size() * std::clamp<int64_t>((64 << 20) / part, 1, kItemsPerThread);
     const int64_t passes =
         std::max<int64_t>(1, (1 << 18) / part);  // an item lasts some microseconds at least
-    double best = 0;
+    std::vector<double> rates;
     const TimeNs end = now_ns() + static_cast<TimeNs>(budget_s * 1e9);
     do {
         const TimeNs start = now_ns();
@@ -59,9 +60,9 @@ double measure_read_bandwidth(ThreadPool& threads, int64_t bytes, double budget_
             }
         });
         const double moved = static_cast<double>(part * items * passes);
-        best = std::max(best, moved / seconds(now_ns() - start));
+        rates.push_back(moved / seconds(now_ns() - start));
     } while (now_ns() < end);
-    return best;
+    return median(std::move(rates));
 }
 
 OpTiming time_case(const OpCaseRun& run, OpContext& context, double budget_s) {

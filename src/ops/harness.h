@@ -13,7 +13,8 @@ struct MachineRates {
     double bytes_per_s = 0;  // sequential reads of a buffer
 };
 
-// Runs for about `budget_s`; the best of several short trials, since other work only slows them.
+// Runs for about `budget_s`; the median of several short trials, as the times beside it are medians: what
+// slows the machine for a while slows both.
 double measure_fma_rate(ThreadPool& threads, double budget_s = 0.2);
 // Reads a buffer of `bytes` again and again, each thread its own part: a small one stays in a cache, as data
 // of that size would.

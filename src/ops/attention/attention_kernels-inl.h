@@ -63,7 +63,8 @@ HWY_INLINE void score_block(const TileArgs& t, int32_t key) {
         sum = hn::Zero(d);
     }
     const float* q = t.q;
-    for (int64_t e = 0; e < head_dim; e += 2, q += kVectors * lanes) {
+    for (int64_t e = 0; e < head_dim; e += 2, q += kVectors * lanes, k += 2) {
+        asm("" : "+r"(k));  // one pointer, and the keys at constant distances from it
         V qv[kVectors];
 #pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) {
@@ -77,7 +78,7 @@ HWY_INLINE void score_block(const TileArgs& t, int32_t key) {
 #pragma GCC unroll 16
         for (int i = 0; i < kKeys; ++i) {
             uint64_t pair;
-            std::memcpy(&pair, k + i * head_dim + e, sizeof pair);
+            std::memcpy(&pair, k + i * head_dim, sizeof pair);
             const V kv = hn::BitCast(d, hn::Set(pairs, pair));
 #pragma GCC unroll 8
             for (int j = 0; j < kVectors; ++j) {
@@ -184,9 +185,10 @@ HWY_INLINE void softmax_block(D d, const TileArgs& t) {
     }
 }
 
-// Decode's eight rows go through value_block in two halves of four. While they do, the next tile's keys are
-// fetched: two lines a step, a quarter of the tile in each of the halves' two column blocks (head_dim 128).
-inline constexpr int kPrefetchRows = 4;
+// Decode's eight rows go through value_block together where registers allow, or in two halves. While they do,
+// the next tile's keys are fetched, two lines a step: a quarter of the tile in each of the four column blocks
+// (or in each of the halves' two; head_dim 128).
+inline constexpr int kPrefetchRows = HWY_TARGET == HWY_AVX2 ? 4 : 8;
 
 // output[row][columns] = output * alpha + sum over keys of p[key][row] * v[key][columns], for kRows rows from
 // `row` and kVectors vectors from `column`.
@@ -207,7 +209,7 @@ HWY_INLINE void value_block(D d, const TileArgs& t, int32_t row, int64_t column)
     const float* p = t.scores + t.begin * t.width + row;
     const float* v = t.v + t.begin * t.head_dim + column;
     [[maybe_unused]] const float* next_k =
-        t.next_k + (row / 2 + 2 * column / t.head_dim) * kAttentionTile * 32;
+        t.next_k + (row / 2 + (kRows / 2) * column / t.head_dim) * kAttentionTile * 32;
     for (int32_t key = t.begin; key < t.keys; ++key, p += t.width, v += t.head_dim) {
         if constexpr (kRows == kPrefetchRows) {
             if (t.next_k != nullptr) {
@@ -241,7 +243,8 @@ HWY_INLINE void value_block(D d, const TileArgs& t, int32_t row, int64_t column)
 template <int kRows>
 HWY_NOINLINE void value_rows(const TileArgs& t, int32_t row) {
     const hn::ScalableTag<float> d;
-    constexpr int kVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;  // 6 rows x this many fill the registers
+    // 6 rows x this many fill the registers; 8 rows x half of them read each value once.
+    constexpr int kVectors = (HWY_TARGET == HWY_AVX2 ? 2 : 4) / (kRows == 8 ? 2 : 1);
     const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
     int64_t column = 0;
     for (; column + kVectors * lanes <= t.head_dim; column += kVectors * lanes) {
@@ -257,10 +260,12 @@ HWY_INLINE void value_tile(const TileArgs& t) {
     for (; row + 6 <= t.rows && row + 8 != t.rows; row += 6) {
         value_rows<6>(t, row);
     }
-    if (row + 8 == t.rows) {  // 4 + 4 keep more chains in flight than 6 + 2
+    if (row + 8 == t.rows) {  // more chains in flight than 6 + 2
+        if constexpr (kPrefetchRows == 8) {
+            return value_rows<8>(t, row);
+        }
         value_rows<4>(t, row);
-        value_rows<4>(t, row + 4);
-        return;
+        return value_rows<4>(t, row + 4);
     }
     switch (t.rows - row) {
         case 5:

@@ -80,11 +80,11 @@ void multiply_block(const GemmBlockArgs& args, const BlockSlice& slice) {
     }
 }
 
-void scale_columns(const GemmBlockArgs& args, int64_t columns) {
+void scale_columns(const GemmBlockArgs& args, int64_t end) {
     const float in = args.weight->input_scale > 0 ? args.weight->input_scale : 1.0f;
     const float* scales = args.weight->column_scale + args.block * kBlockOutputs;
     for (int64_t r = 0; r < args.row_count; ++r) {
-        for (int64_t c = 0; c < columns; ++c) {
+        for (int64_t c = args.first; c < end; ++c) {
             args.out[r * kBlockOutputs + c] *= scales[c] * in;
         }
     }
@@ -95,6 +95,8 @@ void gemm_block_simd(const GemmBlockArgs& args) {
     const int64_t columns = weight.block_panels(args.block) * kPanelOutputs;
     const BlockSlice slice{.words = reinterpret_cast<const uint32_t*>(weight.block_data(args.block)),
                            .columns = columns,
+                           .first = args.first,
+                           .end = std::min(columns, args.first + args.columns),
                            .count = weight.inputs,
                            .next = reinterpret_cast<const uint32_t*>(args.next),
                            .also = reinterpret_cast<const uint32_t*>(args.also)};
@@ -104,7 +106,7 @@ void gemm_block_simd(const GemmBlockArgs& args) {
         multiply_block<Float32Weight>(args, slice);
     }
     if (weight.column_scale != nullptr) {
-        scale_columns(args, columns);
+        scale_columns(args, slice.end);
     }
 }
 

@@ -17,13 +17,16 @@ struct GemmBlockArgs {
     int64_t row_count = 0;               // 1 .. kGemmRowsMax
     const PackedMatrix* weight = nullptr;
     int64_t block = 0;
-    float* out =
-        nullptr;  // [row_count][kBlockOutputs], 64-byte aligned; columns past the block's are left alone
+    float* out = nullptr;  // [row_count][kBlockOutputs], 64-byte aligned; columns that are not asked for are
+                           // left alone
     // The block, of the same size, that this thread computes next: it is fetched meanwhile. May be null.
     const std::byte* next = nullptr;
     // Memory of another kind: from here on as many bytes as the block has are fetched, where several tiles of
     // rows read the block. Only a hint: it may end before, or reach past, what is wanted. May be null.
     const std::byte* also = nullptr;
+    // A part of the block: these of its columns, `first` a multiple of 32.
+    int64_t first = 0;
+    int64_t columns = kBlockOutputs;
 };
 
 // Rounds the rows to e4m3 where weight->input_scale asks for it, and applies column_scale * input_scale at

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "ops/common/exp.h"
@@ -8,9 +9,9 @@ namespace tessera {
 
 void gemm_block_ref(const GemmBlockArgs& args) {
     const PackedMatrix& weight = *args.weight;
-    const int64_t columns = weight.block_panels(args.block) * kPanelOutputs;
+    const int64_t end = std::min(weight.block_panels(args.block) * kPanelOutputs, args.first + args.columns);
     for (int64_t r = 0; r < args.row_count; ++r) {
-        for (int64_t c = 0; c < columns; ++c) {
+        for (int64_t c = args.first; c < end; ++c) {
             const int64_t output = args.block * kBlockOutputs + c;
             float sum = 0.0f;
             for (int64_t k = 0; k < weight.inputs; ++k) {

@@ -42,6 +42,8 @@ constexpr int64_t kPrefetchSteps = 16;
 struct BlockSlice {
     const uint32_t* words = nullptr;
     int64_t columns = 0;
+    int64_t first = 0;  // the columns [first, end) are computed
+    int64_t end = 0;
     int64_t count = 0;               // k's
     bool resume = false;             // go on from the sums in `out`; else they start at zero
     const uint32_t* next = nullptr;  // words to fetch meanwhile, laid out as these; null: none
@@ -150,14 +152,14 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
 template <int kRows, class Weight>
 HWY_NOINLINE void tile_columns(const float* const* rows, const BlockSlice& slice, float* out) {
     constexpr int kVectorsMax = (kLanes == 16 && kRows <= kNarrowRows) || kRows <= 2 ? 4 : 2;
-    int64_t column = 0;
-    for (; column + kVectorsMax * kLanes <= slice.columns; column += kVectorsMax * kLanes) {
+    int64_t column = slice.first;
+    for (; column + kVectorsMax * kLanes <= slice.end; column += kVectorsMax * kLanes) {
         tile<kRows, kVectorsMax, Weight>(rows, slice, column, out);
     }
-    for (; column + 2 * kLanes <= slice.columns; column += 2 * kLanes) {
+    for (; column + 2 * kLanes <= slice.end; column += 2 * kLanes) {
         tile<kRows, 2, Weight>(rows, slice, column, out);
     }
-    for (; column < slice.columns; column += kLanes) {
+    for (; column < slice.end; column += kLanes) {
         tile<kRows, 1, Weight>(rows, slice, column, out);
     }
 }

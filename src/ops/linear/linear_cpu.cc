@@ -8,29 +8,41 @@
 namespace tessera {
 namespace {
 
+// Some rows by a block of outputs, or by half of one.
 struct Item {
     int64_t row = 0;
     int64_t rows = 0;
     int64_t block = 0;
-    bool next = false;  // there is a following block, and it is this thread's next one
+    int64_t first = 0;  // of the block's columns
+    int64_t columns = kBlockOutputs;
+    const std::byte* next = nullptr;  // what this thread reads then, as gemm_block() takes it
     const std::byte* also = nullptr;
 };
 
+// A few large items would leave threads without work at the end of the loop; rows enough for the arithmetic
+// to count lose nothing by half a block.
+constexpr int64_t kItemsPerThread = 4;
+constexpr int64_t kHalvedRowsMin = 8;
+constexpr int64_t kHalf = kBlockOutputs / 2;
+
+int64_t columns_of(const LinearArgs& args, const Item& item) {
+    return std::min(item.columns, args.outputs - item.block * kBlockOutputs - item.first);
+}
+
 // Asks for the item's lines of y before it is computed: another thread may have written them last.
 void own_rows(const LinearArgs& args, const Item& item) {
-    const int64_t column = item.block * kBlockOutputs;
-    const int64_t columns = std::min(kBlockOutputs, args.outputs - column);
+    const int64_t column = item.block * kBlockOutputs + item.first;
     for (int64_t r = 0; r < item.rows; ++r) {
-        own_lines(args.y + (item.row + r) * args.y_stride + column, columns);
+        own_lines(args.y + (item.row + r) * args.y_stride + column, columns_of(args, item));
     }
 }
 
-void store_rows(const LinearArgs& args, int64_t row, int64_t rows, int64_t block, const float* out) {
-    const int64_t column = block * kBlockOutputs;
-    const int64_t columns = std::min(kBlockOutputs, args.outputs - column);
-    for (int64_t r = 0; r < rows; ++r) {
-        float* y = args.y + (row + r) * args.y_stride + column;
-        const float* from = out + r * kBlockOutputs;
+void store_rows(const LinearArgs& args, const Item& item, const float* out) {
+    const int64_t column = item.block * kBlockOutputs + item.first;
+    const int64_t columns = columns_of(args, item);
+    for (int64_t r = 0; r < item.rows; ++r) {
+        float* y = args.y + (item.row + r) * args.y_stride + column;
+        const float* from = out + r * kBlockOutputs + item.first;
         if (args.accumulate) {
             for (int64_t c = 0; c < columns; ++c) {
                 y[c] += from[c];
@@ -41,20 +53,22 @@ void store_rows(const LinearArgs& args, int64_t row, int64_t rows, int64_t block
     }
 }
 
-void one_block(const LinearArgs& args, const Item& item) {
-    const auto [row, rows, block, next, also] = item;
+void one_item(const LinearArgs& args, const Item& item) {
+    if (columns_of(args, item) <= 0) {  // the last block may have no second half
+        return;
+    }
     const float* pointers[kGemmRowsMax];
-    for (int64_t r = 0; r < rows; ++r) {
-        const int64_t x_row = args.x_rows == nullptr ? row + r : args.x_rows[row + r];
+    for (int64_t r = 0; r < item.rows; ++r) {
+        const int64_t x_row = args.x_rows == nullptr ? item.row + r : args.x_rows[item.row + r];
         pointers[r] = args.x + x_row * args.x_stride;
     }
-    if (rows <= kOwnRowsMax) {
+    if (item.rows <= kOwnRowsMax) {
         own_rows(args, item);
     }
     alignas(64) float out[kGemmRowsMax * kBlockOutputs];
     gemm_block(
-        {pointers, rows, args.weight, block, out, next ? args.weight->block_data(block + 1) : nullptr, also});
-    store_rows(args, row, rows, block, out);
+        {pointers, item.rows, args.weight, item.block, out, item.next, item.also, item.first, item.columns});
+    store_rows(args, item, out);
 }
 
 }  // namespace
@@ -63,17 +77,33 @@ void linear(const OpContext& context, const LinearArgs& args) {
     check(args.outputs <= args.weight->outputs, "linear: more outputs than the weight has");
     const int64_t blocks = (args.outputs + kBlockOutputs - 1) / kBlockOutputs;
     const int64_t chunks = (args.rows + kGemmRowsMax - 1) / kGemmRowsMax;
+    const bool halves =
+        args.rows >= kHalvedRowsMin && chunks * blocks < kItemsPerThread * context.threads.size();
     // A thread goes from block to block: while one is computed the next one is fetched. Neighbouring items
     // share their rows, which stay in the cache; a block is read once per chunk of rows.
-    const int64_t items = chunks * blocks;
+    const int64_t parts = blocks * (halves ? 2 : 1);
+    const int64_t items = chunks * parts;
     context.threads.parallel_for(items, [&](int64_t i, int thread) {
-        const int64_t item = context.threads.place(i, items);
-        const int64_t chunk = item / blocks;
-        const int64_t block = item % blocks;
-        const int64_t row = args.rows * chunk / chunks;
-        const int64_t end = args.rows * (chunk + 1) / chunks;
-        const std::byte* also = args.ahead == nullptr ? nullptr : args.ahead->take(thread);
-        one_block(args, {row, end - row, block, block + 1 < blocks, also});
+        const int64_t place = context.threads.place(i, items);
+        const int64_t chunk = place / parts;
+        Item item{.row = args.rows * chunk / chunks, .block = place % parts};
+        item.rows = args.rows * (chunk + 1) / chunks - item.row;
+        int64_t second = 0;
+        if (halves) {
+            second = item.block % 2;
+            item.block /= 2;
+            item.first = second * kHalf;
+            item.columns = kHalf;
+        }
+        // Half a block's next words are those of its neighbour, at the place of its own.
+        constexpr int64_t kHalfBytes = kHalf * 4;
+        if (halves && second == 0) {
+            item.next = args.weight->block_data(item.block) + kHalfBytes;
+        } else if (item.block + 1 < blocks) {
+            item.next = args.weight->block_data(item.block + 1) - second * kHalfBytes;
+        }
+        item.also = args.ahead == nullptr ? nullptr : args.ahead->take(thread);
+        one_item(args, item);
     });
 }
 
