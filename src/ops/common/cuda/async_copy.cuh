@@ -74,6 +74,17 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
         "l"(map), "r"(column), "r"(row), "r"(barrier)
         : "memory");
 }
+// The same for data that is read once: the level-2 cache gives it up first.
+__device__ __forceinline__ void copy_box_once(uint32_t to, const CUtensorMap* map, int column, int row,
+                                              uint32_t barrier) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+        : "memory");
+}
 // The same of a tensor of three or four dimensions; place: of the first element, the innermost dimension
 // first.
 template <int Rank>

@@ -41,11 +41,13 @@ CUtensorMap make_tensor_map(const void* data, const TensorBoxes& tensor) {
         }
     }
     check(aligned, "tensor map: the data and every row must begin at a multiple of 16 bytes");
+    const auto promotion =
+        tensor.promote ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_NONE;
     CUtensorMap map;
     const CUresult result =
         find_encoder()(&map, type, static_cast<cuuint32_t>(tensor.rank), const_cast<void*>(data), sizes,
                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                       promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     check(result == CUDA_SUCCESS, "tensor map: the driver refused the tensor");
     return map;
 }

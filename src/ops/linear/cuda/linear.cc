@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "ops/linear/cuda/linear_cuda.h"
+#include "ops/linear/cuda/skinny_linear.h"
 
 namespace tessera {
 namespace {
@@ -82,6 +83,20 @@ LinearCuda::LinearCuda(std::byte* workspace, int64_t workspace_bytes, bool deter
     cublasLtHandle_t handle = nullptr;
     blas_check(cublasLtCreate(&handle), "handle");
     handle_.reset(handle);
+    skinny_linear_prepare();
+}
+
+LinearCudaConfig LinearCuda::choose_config(const LinearCudaArgs& args) const {
+    // A sequence's rows are computed many at a time in a prefill: the library's one plan for all numbers of
+    // rows.
+    return !deterministic_ && skinny_linear_serves(args) ? LinearCudaConfig::kSkinny
+                                                         : LinearCudaConfig::kLibrary;
+}
+
+void LinearCuda::prepare(const LinearCudaArgs& args) {
+    if (choose_config(args) == LinearCudaConfig::kLibrary) {
+        find_plan(args);
+    }
 }
 
 bool LinearCuda::serves_all_rows(const LinearCudaArgs& args, const cublasLtMatmulAlgo_t& algorithm) const {
@@ -133,6 +148,10 @@ const cublasLtMatmulAlgo_t& LinearCuda::find_plan(const LinearCudaArgs& args) {
 
 void LinearCuda::run(cudaStream_t stream, const LinearCudaArgs& args) {
     check(args.rows >= 1, "linear: at least one row");
+    if (choose_config(args) == LinearCudaConfig::kSkinny) {
+        skinny_linear_cuda(stream, args);
+        return;
+    }
     const cublasLtMatmulAlgo_t& algorithm = find_plan(args);
     Problem problem(args, args.rows);
     const float alpha = args.scale;

@@ -1,4 +1,5 @@
-// linear on CUDA: y = x W^T or y += x W^T through cuBLASLt, in bfloat16 or e4m3, with float32 sums.
+// linear on CUDA: y = x W^T or y += x W^T in bfloat16 or e4m3, with float32 sums: through cuBLASLt, and where
+// there are few rows by a kernel of our own.
 #pragma once
 
 #include <cstddef>
@@ -44,6 +45,9 @@ struct LinearCudaArgs {
     const float* row_scale = nullptr;     // [rows]
 };
 
+// What computes a product: the library, or the kernel of skinny_linear.h.
+enum class LinearCudaConfig : uint8_t { kLibrary, kSkinny };
+
 // The library handle, its workspace and the plans (algorithms) chosen so far. A plan depends on the shape
 // with the rows rounded up to a class (powers of two up to 256, then multiples of 256 up
 // to 2048, then powers of two), never on the data. Choosing one takes some 50 us of the host the first time;
@@ -55,7 +59,8 @@ class LinearCuda {
     // so that a row's bits do not depend on the others.
     LinearCuda(std::byte* workspace, int64_t workspace_bytes, bool deterministic = false);
 
-    void prepare(const LinearCudaArgs& args) { find_plan(args); }
+    LinearCudaConfig choose_config(const LinearCudaArgs& args) const;
+    void prepare(const LinearCudaArgs& args);
     void run(cudaStream_t stream, const LinearCudaArgs& args);
 
     static constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;

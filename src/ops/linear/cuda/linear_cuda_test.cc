@@ -143,6 +143,42 @@ TEST(LinearCuda, deterministic_rows_have_the_same_bits_in_any_batch) {
     }
 }
 
+TEST(LinearCuda, few_rows_have_the_same_bits_in_any_batch_of_few) {
+    struct Matrix {
+        int64_t outputs, inputs;
+        bool fp8;
+    };
+    constexpr int64_t kRows = 64;
+    for (const Matrix& matrix : {Matrix{5120, 1024, true}, Matrix{5120, 1024, false},
+                                 Matrix{1024, 4096, true}, Matrix{1024, 2048, false}}) {
+        std::mt19937 random(static_cast<uint32_t>(matrix.outputs));
+        DeviceArena arena;
+        Stream stream;
+        const TestValues x = random_values(random, kRows * matrix.inputs, 1, matrix.fp8);
+        const TestValues w = random_values(random, matrix.outputs * matrix.inputs, 0.5f, matrix.fp8);
+        LinearCuda linear(arena.poisoned<std::byte>(LinearCuda::kWorkspaceBytes),
+                          LinearCuda::kWorkspaceBytes);
+        LinearCudaArgs args{
+            .x = matrix.fp8 ? static_cast<void*>(arena.upload(x.fp8)) : arena.upload(x.bf16),
+            .weight = matrix.fp8 ? static_cast<void*>(arena.upload(w.fp8)) : arena.upload(w.bf16),
+            .y = arena.poisoned<uint16_t>(kRows * matrix.outputs),
+            .rows = kRows,
+            .inputs = matrix.inputs,
+            .outputs = matrix.outputs,
+            .dtype = matrix.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16};
+        ASSERT_EQ(linear.choose_config(args), LinearCudaConfig::kSkinny);
+        const std::vector<uint16_t> all = bits_of(linear, stream, args, kRows);
+        for (const int64_t rows : {1, 7, 8, 9, 16, 17, 33, 63}) {
+            const std::vector<uint16_t> some = bits_of(linear, stream, args, rows);
+            EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
+                << rows << " rows, [" << matrix.outputs << ", " << matrix.inputs << "]"
+                << (matrix.fp8 ? " fp8" : "");
+        }
+        args.rows = kRows + 1;
+        EXPECT_EQ(linear.choose_config(args), LinearCudaConfig::kLibrary);
+    }
+}
+
 TEST(LinearCuda, quantises_to_the_nearest_e4m3_value) {
     DeviceArena arena;
     std::vector<uint16_t> x;

@@ -1,6 +1,7 @@
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/convert.cuh"
+#include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/linear/cuda/linear_cuda.h"
 
 namespace tessera {
@@ -13,6 +14,8 @@ constexpr int kPerThread = 16;
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(const __nv_bfloat16* x, int64_t count, float divisor, uint4* y) {
     const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    cuda::let_next_kernel_start();
+    cuda::wait_for_previous_kernel();
     if (index * kPerThread >= count) {
         return;
     }
@@ -35,9 +38,9 @@ void quantize_cuda(cudaStream_t stream, const QuantizeCudaArgs& args) {
     if (blocks == 0) {
         return;
     }
-    quantize_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-        static_cast<const __nv_bfloat16*>(args.x), args.count, args.scale, static_cast<uint4*>(args.y));
-    cuda_check_launch();
+    cuda_check(cuda::launch_dependent(
+        {.grid = dim3(static_cast<unsigned>(blocks)), .threads = kThreads, .stream = stream}, quantize_kernel,
+        static_cast<const __nv_bfloat16*>(args.x), args.count, args.scale, static_cast<uint4*>(args.y)));
 }
 
 }  // namespace tessera
