@@ -18,27 +18,42 @@ inline constexpr int kSampleSegments = kSampleCluster * kSampleWarps;
 // Up to this many best tokens are found through the segments' maxima; a cut further down takes the slow way.
 inline constexpr int kSampleBestMax = 64;
 inline constexpr int kSampleCandidatesMax = 256;
+inline constexpr int kSampleBlockCandidatesMax = 64;  // of these from one block
+inline constexpr int kSamplePass = 4 * kWarp;         // logits that a warp takes at once
 
-struct SampleCandidate {
-    uint32_t key = 0;  // ordered_bits()
-    int32_t id = 0;
+inline constexpr int kSamplePassesMax =
+    (kSampleCudaVocabMax + kSampleSegments * kSamplePass - 1) / (kSampleSegments * kSamplePass);
+
+// The key of a segment without tokens, and of one with a NaN or +inf; others are ordered_bits().
+inline constexpr uint32_t kSampleEmpty = 0;
+inline constexpr uint32_t kSampleNotFinite = 0xFFFFFFFFu;
+
+// ranked() tokens, best first, and the sums of the weights of the better ones. Both of the first block.
+struct SampleSorted {
+    uint64_t tokens[kSampleCandidatesMax];
+    uint64_t before[kSampleCandidatesMax + 1];
 };
 
-struct SampleShared {
+struct __align__(16) SampleShared {
+    uint32_t maxima[kSampleSegments];  // of each segment
     uint64_t barriers[kSampleWarps];
-    uint64_t maxima[kSampleSegments];  // ranked(), of each segment; 0: it is empty; ~0: it has a NaN or +inf
     uint64_t mass[kSampleSegments];
-    double exp_sums[kSampleSegments];                  // of the raw logits
-    SampleCandidate candidates[kSampleCandidatesMax];  // the first block's are used, in any order
-    SampleCandidate sorted[kSampleCandidatesMax];      // best first
-    uint64_t before[kSampleCandidatesMax + 1];         // sums of the weights of the better ones
-    uint64_t parts[2][kSampleCluster];                 // of cluster_reduce()
+    double exp_sums[kSampleSegments];  // of the raw logits
+    // ranked(), of each block, in any order; the first block's are used.
+    uint64_t candidates[kSampleCluster][kSampleBlockCandidatesMax];
+    union {
+        SampleSorted sorted;
+        // Weights of each pass over a warp's segment: where nothing is sorted.
+        uint64_t passes[kSampleWarps][kSamplePassesMax];
+    };
+    uint64_t parts[2][kSampleCluster];  // of cluster_reduce()
     uint64_t reduce[kWarp];
-    uint64_t kth;
     int32_t found[kSampleSegments];  // candidates of each segment
-    int32_t candidate_count[2];      // of the raw and of the edited logits
+    int32_t candidate_count[2];      // of this block: of the raw and of the edited logits
+    uint32_t kth;
     int32_t token;
     int32_t unfinished;
+    SampleSlot slot;  // as it was before this launch
 };
 
 // What each thread of a row's cluster knows.
@@ -49,7 +64,7 @@ struct SampleRow {
     int rank = 0;  // of the block
     int warp = 0;
     int lane = 0;
-    float* x = nullptr;  // this warp's segment, padded with -inf to a multiple of 4
+    float* x = nullptr;  // this warp's segment, padded with -inf to a multiple of 128
     int32_t first = 0;   // its first id
     int32_t count = 0;   // padded
     int parity = 0;
@@ -72,14 +87,14 @@ struct SampleRow {
 
     // f(values, offset in the segment) for each four neighbours of the segment, spread over the lanes.
     template <typename F>
-    __device__ void for_fours(F f) const {
+    __device__ __forceinline__ void for_fours(F f) const {
         for (int32_t i = 4 * lane; i < count; i += 4 * kWarp) {
             f(*reinterpret_cast<float4*>(x + i), i);
         }
     }
     template <typename F>
-    __device__ void for_each(F f) const {
-        for_fours([&](float4 v, int32_t i) {
+    __device__ __forceinline__ void for_each(F f) const {
+        for_fours([&](const float4& v, int32_t i) {
             f(v.x, first + i);
             f(v.y, first + i + 1);
             f(v.z, first + i + 2);
@@ -105,18 +120,21 @@ struct SampleRow {
     }
 };
 
-// The k-th largest of the segments' maxima (k >= 1): at least k tokens rank as high. For the whole block.
-__device__ inline uint64_t kth_maximum(SampleShared& shared, int k) {
-    const int t = static_cast<int>(threadIdx.x);
-    if (t < kSampleSegments) {
-        const uint64_t mine = shared.maxima[t];
-        int better = 0;
-        for (int j = 0; j < kSampleSegments; ++j) {
-            better += shared.maxima[j] > mine || (shared.maxima[j] == mine && j < t) ? 1 : 0;
-        }
-        if (better == k - 1) {
-            shared.kth = mine;
-        }
+// The k-th largest of the segments' maxima (1 <= k <= kSampleBestMax): at least k tokens are as large. For
+// the whole block, four threads a segment.
+__device__ inline uint32_t kth_maximum(SampleShared& shared, int k) {
+    static_assert(kSampleThreads == 4 * kSampleSegments && kSampleSegments % 4 == 0);
+    const int segment = static_cast<int>(threadIdx.x) / 4;
+    const uint32_t mine = shared.maxima[segment];
+    int better = 0;
+#pragma unroll
+    for (int i = 0; i < kSampleSegments / 4; ++i) {
+        const int j = 4 * i + static_cast<int>(threadIdx.x) % 4;
+        const uint32_t other = shared.maxima[j];
+        better += other > mine || (other == mine && j < segment) ? 1 : 0;
+    }
+    if (warp_reduce<4>(better, Sum{}) == k - 1) {
+        shared.kth = mine;
     }
     __syncthreads();
     return shared.kth;
@@ -132,37 +150,56 @@ __device__ __forceinline__ T reduce_segments(const T (&values)[kSampleSegments],
     return warp_reduce(all, op);
 }
 
-// Appends the segment's tokens for which keep(value, id) holds to the first block's list as far as there is
-// room, and publishes how many they are. A cluster barrier follows.
-template <typename Keep>
-__device__ inline void collect(const SampleRow& row, int which, bool any, Keep keep) {
-    SampleShared& first = *row.remote(&row.shared, 0);
-    int32_t found = 0;
-    if (any) {
-        row.for_each([&](float x, int32_t id) {
-            if (x > minus_infinity() && keep(x, id)) {
-                ++found;
-                const int32_t place = atomicAdd(&first.candidate_count[which], 1);
-                if (place < kSampleCandidatesMax) {
-                    first.candidates[place] = {ordered_bits(x), id};
-                }
-            }
-        });
+// Appends a token to this block's list as far as there is room.
+__device__ __forceinline__ void append_candidate(const SampleRow& row, int which, float x, int32_t id) {
+    const int32_t place = atomicAdd(&row.shared.candidate_count[which], 1);
+    if (place < kSampleBlockCandidatesMax) {
+        *row.remote(&row.shared.candidates[row.rank][place], 0) = ranked(x, static_cast<uint32_t>(id));
     }
-    row.publish(row.shared.found, warp_reduce(found, Sum{}));
 }
 
-// Orders the first `count` candidates: best first, at ties the lowest id. For the whole first block.
-__device__ inline void sort_candidates(SampleShared& shared, int32_t count) {
-    const auto t = static_cast<int32_t>(threadIdx.x);
-    if (t < count) {
-        const SampleCandidate mine = shared.candidates[t];
-        int32_t better = 0;
-        for (int32_t j = 0; j < count; ++j) {
-            const SampleCandidate other = shared.candidates[j];
-            better += other.key > mine.key || (other.key == mine.key && other.id < mine.id) ? 1 : 0;
+// How many candidates the blocks have found. Every lane of a warp calls this, and gets the same answer.
+struct SampleFound {
+    int32_t count = 0;  // of all
+    int32_t mine = 0;   // lane b: of block b
+    bool fits = false;  // all are in the list
+
+    __device__ explicit SampleFound(const SampleRow& row) {
+        for (int w = 0; w < kSampleWarps && row.lane < kSampleCluster; ++w) {
+            mine += row.shared.found[row.lane * kSampleWarps + w];
         }
-        shared.sorted[better] = mine;
+        count = warp_reduce(mine, Sum{});
+        fits = count <= kSampleCandidatesMax && __all_sync(kFullWarp, mine <= kSampleBlockCandidatesMax) != 0;
+    }
+};
+
+// Orders the candidates: best first, at ties the lowest id. For the whole first block.
+__device__ inline void sort_candidates(const SampleRow& row, const SampleFound& found) {
+    static_assert(kSampleCluster <= kSampleWarps);
+    SampleSorted& sorted = row.shared.sorted;
+    uint64_t* list = sorted.before;  // without gaps
+    int32_t place = 0;
+    for (int b = 0; b < kSampleCluster; ++b) {
+        const int32_t of_block = __shfl_sync(kFullWarp, found.mine, b);
+        for (int32_t i = row.lane; b == row.warp && i < of_block; i += kWarp) {
+            list[place + i] = row.shared.candidates[b][i];
+        }
+        place += of_block;
+    }
+    __syncthreads();
+    const int32_t quarter = row.lane % 4;  // four threads a candidate
+    for (int32_t c0 = row.warp * (kWarp / 4); c0 < found.count; c0 += kSampleThreads / 4) {
+        const int32_t c = c0 + row.lane / 4;
+        const uint64_t mine = list[min(c, found.count - 1)];
+        int32_t better = 0;
+#pragma unroll 4
+        for (int32_t j = quarter; j < found.count; j += 4) {
+            better += list[j] > mine ? 1 : 0;
+        }
+        better = warp_reduce<4>(better, Sum{});
+        if (c < found.count && quarter == 0) {
+            sorted.tokens[better] = mine;
+        }
     }
     __syncthreads();
 }

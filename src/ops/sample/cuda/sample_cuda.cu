@@ -1,11 +1,13 @@
 // Roofline: 4 bytes a logit at 4.27 TB/s: 0.11 us a row of 120,832. Every logit is read once, by the bulk
 // copy engine, into the shared memory of a cluster of eight blocks; from there on a row waits for the latency
-// of two or three cluster barriers, which other rows' loads cover when there are more rows than fit at once
-// (three blocks a multiprocessor and whole clusters, so 48 rows).
+// of two to four cluster barriers, which other rows' loads cover when there are more rows than fit at once
+// (three blocks a multiprocessor and clusters within its groups of multiprocessors: 45 rows of an H200).
+#include <algorithm>
 #include <string>
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
+#include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/sample/cuda/sample_cuda.h"
 #include "ops/sample/cuda/sample_draw.cuh"
 
@@ -18,34 +20,16 @@ constexpr uint64_t kNotFiniteRank = ~uint64_t{0};
 constexpr int64_t kSharedBytes = (sizeof(SampleShared) + 15) / 16 * 16;
 
 int64_t segment_size(int64_t vocab) {
-    return ((vocab + kSampleSegments - 1) / kSampleSegments + 3) / 4 * 4;
+    return (vocab + kSampleSegments * kSamplePass - 1) / (kSampleSegments * kSamplePass) * kSamplePass;
 }
 
-int64_t shared_bytes(int64_t vocab) {
-    return kSharedBytes + segment_size(vocab) * kSampleWarps * 4;
+// Few rows ask for so much that one or two blocks fill a multiprocessor: three of them would be put on one
+// although others are free.
+int64_t shared_bytes(int64_t vocab, int64_t rows) {
+    constexpr int64_t kClusters = 15;  // of one block a multiprocessor that an H200 holds
+    const int64_t spread = rows <= kClusters ? 116 << 10 : rows <= 2 * kClusters ? 77 << 10 : 0;
+    return std::max(kSharedBytes + segment_size(vocab) * kSampleWarps * 4, spread);
 }
-
-// The best of what a lane has seen, in order of ids; and whether all of it was finite (or -inf).
-struct Scan {
-    float best = minus_infinity();
-    int32_t id = -1;
-    bool finite = true;
-
-    __device__ __forceinline__ void check(float x) {
-        finite = finite && x < -minus_infinity();  // false for a NaN too
-    }
-    __device__ __forceinline__ void see(float x, int32_t i) {
-        if (x > best) {
-            best = x;
-            id = i;
-        }
-    }
-    // Of the whole warp.
-    __device__ uint64_t rank() const {
-        const uint64_t mine = id < 0 ? 0 : ranked(best, static_cast<uint32_t>(id));
-        return __all_sync(kFullWarp, finite) != 0 ? warp_reduce(mine, Max{}) : kNotFiniteRank;
-    }
-};
 
 // Begins the load of this warp's segment: its barrier tells of the end.
 __device__ void load_begin(const SampleCudaArgs& args, const SampleRow& row, int32_t real) {
@@ -57,10 +41,8 @@ __device__ void load_begin(const SampleCudaArgs& args, const SampleRow& row, int
         barrier_init_fence();
     }
     __syncwarp();
-    if (!bulk) {
-        for (int32_t i = row.lane; i < row.count; i += kWarp) {
-            row.x[i] = i < real ? from[i] : minus_infinity();
-        }
+    for (int32_t i = row.lane + (bulk ? real : 0); i < row.count; i += kWarp) {
+        row.x[i] = i < real ? from[i] : minus_infinity();
     }
     __syncwarp();
     if (row.lane == 0) {
@@ -72,26 +54,60 @@ __device__ void load_begin(const SampleCudaArgs& args, const SampleRow& row, int
     }
 }
 
-__device__ Scan scan_raw(const SampleRow& row) {
-    Scan scan;
-    row.for_each([&](float x, int32_t id) {
-        scan.check(x);
-        scan.see(x, id);
+// The largest of a and b; NaN when one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+
+// The key of the segment's largest logit.
+__device__ uint32_t scan_segment(const SampleRow& row) {
+    float best = minus_infinity();
+    row.for_fours([&](const float4& v, int32_t) {
+        best = max_or_nan(max_or_nan(best, max_or_nan(v.x, v.y)), max_or_nan(v.z, v.w));
     });
-    return scan;
+    best = warp_reduce(best, [](float p, float q) { return max_or_nan(p, q); });
+    if (best == minus_infinity()) {
+        return kSampleEmpty;
+    }
+    return best < -minus_infinity() ? ordered_bits(best) : kSampleNotFinite;  // a NaN is not less
+}
+
+// The lowest id of the segment whose logit equals `value`, which is there.
+__device__ int32_t find_value(const SampleRow& row, float value) {
+    for (int32_t i0 = 0; i0 < row.count; i0 += kSamplePass) {
+        const float4 v = *reinterpret_cast<const float4*>(row.x + i0 + 4 * row.lane);
+        const int e = v.x == value ? 0 : v.y == value ? 1 : v.z == value ? 2 : 3;
+        const bool here = v.x == value || v.y == value || v.z == value || v.w == value;
+        const uint32_t votes = __ballot_sync(kFullWarp, here);
+        if (votes != 0) {
+            const int owner = __ffs(static_cast<int>(votes)) - 1;
+            return row.first + i0 + 4 * owner + __shfl_sync(kFullWarp, e, owner);
+        }
+    }
+    return -1;
 }
 
 // Log-probabilities of a row: log of the sum of exp, and the most probable tokens into the result. The whole
 // cluster takes part.
-__device__ double report_top(SampleRow& row, int32_t top, uint64_t best, SampleRowResult& result) {
+__device__ double report_top(SampleRow& row, int32_t top, uint32_t best, SampleRowResult& result) {
     SampleShared& shared = row.shared;
-    const float largest = best == 0 ? 0.0f : ranked_value(best);
+    const float largest = best == kSampleEmpty ? 0.0f : from_ordered_bits(best);
     double sum = 0;
     row.for_each([&](float x, int32_t) { sum += static_cast<double>(cuda::exp_f32(__fsub_rn(x, largest))); });
     row.publish(shared.exp_sums, warp_reduce(sum, Sum{}));
-    const uint64_t bound = kth_maximum(shared, top > 0 ? top : 1);
-    collect(row, 0, top > 0 && shared.maxima[row.segment()] >= bound,
-            [&](float x, int32_t id) { return ranked(x, static_cast<uint32_t>(id)) >= bound; });
+    const uint32_t bound = kth_maximum(shared, top > 0 ? top : 1);
+    int32_t mine = 0;
+    if (top > 0 && shared.maxima[row.segment()] >= bound) {
+        row.for_each([&](float x, int32_t id) {
+            if (x > minus_infinity() && ordered_bits(x) >= bound) {
+                append_candidate(row, 0, x, id);
+                ++mine;
+            }
+        });
+    }
+    row.publish(shared.found, warp_reduce(mine, Sum{}));
     row.cluster.sync();
     const double log_sum =
         static_cast<double>(largest) + log(reduce_segments(shared.exp_sums, row.lane, Sum{}));
@@ -99,14 +115,15 @@ __device__ double report_top(SampleRow& row, int32_t top, uint64_t best, SampleR
         result.top[static_cast<size_t>(place)] = {id,
                                                   static_cast<float>(static_cast<double>(value) - log_sum)};
     };
-    const int32_t found = reduce_segments(shared.found, row.lane, Sum{});
-    int32_t count = min(top, found);
+    const SampleFound found(row);
+    int32_t count = min(top, found.count);
     const auto t = static_cast<int32_t>(threadIdx.x);
-    if (found <= kSampleCandidatesMax) {
+    if (found.fits) {
         if (row.rank == 0) {
-            sort_candidates(shared, found);
+            sort_candidates(row, found);
             if (t < count) {
-                give(t, from_ordered_bits(shared.sorted[t].key), shared.sorted[t].id);
+                const uint64_t token = shared.sorted.tokens[t];
+                give(t, ranked_value(token), ranked_index(token));
             }
         }
     } else {  // many equal logits: one after the other
@@ -152,43 +169,105 @@ __device__ void apply_named_edits(const SampleCudaArgs& args, const SampleSlot& 
     __syncwarp();
 }
 
-// Mask, penalties and temperature of the segment, in place; `scan` sees what comes of it. `check`: the values
-// are still the raw ones, to be looked at for NaN.
-__device__ void edit_segment(const SampleCudaArgs& args, const SampleSlot& slot, const SampleRow& row,
-                             bool check, Scan& scan) {
-    const int64_t slot_id = args.row_slots[row.row];
+// 64 ids a lane: which of them are in the prompt and in the output.
+struct SeenWords {
+    uint64_t prompt = 0;
+    uint64_t output = 0;
+};
+
+__device__ SeenWords load_seen(const SampleCudaArgs& args, const SampleRow& row, int32_t group) {
     const int64_t words = (args.vocab + 63) / 64;
-    const uint32_t* allowed =
-        args.allowed == nullptr ? nullptr : args.allowed + row.row * ((args.vocab + 31) / 32);
-    const bool penalties = slot.has_penalties();
-    const auto* in_prompt = reinterpret_cast<const uint32_t*>(args.slots.prompt_seen + slot_id * words);
-    const auto* in_output = reinterpret_cast<const uint32_t*>(args.slots.output_seen + slot_id * words);
-    const int32_t* counts = args.slots.output_counts + slot_id * args.vocab;
-    const bool greedy = is_greedy(slot);
-    row.for_fours([&](float4 four, int32_t i) {
-        const int32_t id = row.first + i;
-        const int shift = id % 32;
-        const uint32_t may = allowed == nullptr ? 0xFu : allowed[id / 32] >> shift;
-        const uint32_t prompt = penalties ? in_prompt[id / 32] >> shift : 0u;
-        const uint32_t output = penalties ? in_output[id / 32] >> shift : 0u;
-        float values[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float x = values[e];
-            if (check) {
-                scan.check(x);
-            }
-            x = (may >> e & 1) != 0 ? x : minus_infinity();
-            if (((prompt | output) >> e & 1) != 0) {
-                x = penalised(x, (prompt >> e & 1) != 0, (output >> e & 1) != 0 ? counts[id + e] : 0, slot);
-            }
-            x = greedy ? x : scaled_logit(x, slot.temperature);
-            scan.see(x, id + e);
-            values[e] = x;
+    const int64_t word = (row.first + group) / 64 + row.lane;
+    if (!row.shared.slot.has_penalties() || group + 64 * row.lane >= row.count || word >= words) {
+        return {};
+    }
+    const int64_t base = args.row_slots[row.row] * words;
+    return {args.slots.prompt_seen[base + word], args.slots.output_seen[base + word]};
+}
+
+// The penalties of the segment's tokens, in place; few have any. seen: of the first 2048. False where a
+// logit was not finite.
+__device__ bool apply_penalties(const SampleCudaArgs& args, const SampleRow& row, SeenWords seen) {
+    const SampleSlot& slot = row.shared.slot;
+    const int32_t* counts = args.slots.output_counts + args.row_slots[row.row] * args.vocab + row.first;
+    bool finite = true;
+    for (int32_t group = 0; group < row.count; group += 64 * kWarp) {
+        if (group > 0) {
+            seen = load_seen(args, row, group);
         }
-        *reinterpret_cast<float4*>(row.x + i) = make_float4(values[0], values[1], values[2], values[3]);
-    });
+        for (uint64_t left = seen.prompt | seen.output; left != 0; left &= left - 1) {
+            const int bit = __ffsll(static_cast<long long>(left)) - 1;
+            const int32_t i = group + 64 * row.lane + bit;
+            const float x = row.x[i];
+            finite = finite && x < -minus_infinity();
+            row.x[i] = penalised(x, (seen.prompt >> bit & 1) != 0,
+                                 (seen.output >> bit & 1) != 0 ? counts[i] : 0, slot);
+        }
+    }
     __syncwarp();
+    return __all_sync(kFullWarp, finite) != 0;
+}
+
+// Tokens that the mask does not allow, in place. False where a logit was not finite.
+__device__ bool apply_mask(const SampleCudaArgs& args, const SampleRow& row) {
+    const int64_t words = (args.vocab + 31) / 32;
+    const uint32_t* allowed = args.allowed + row.row * words;
+    bool finite = true;
+    for (int32_t i = row.lane; i < row.count; i += kWarp) {
+        const int64_t word = (row.first + i) / 32;
+        const uint32_t may = word < words ? allowed[word] : 0u;
+        const float x = row.x[i];
+        finite = finite && x < -minus_infinity();
+        if ((may >> row.lane & 1) == 0) {
+            row.x[i] = minus_infinity();
+        }
+    }
+    __syncwarp();
+    return __all_sync(kFullWarp, finite) != 0;
+}
+
+// Everything between the raw logits and the temperature, in place. False where a raw logit that it replaces
+// was not finite.
+__device__ bool edit_segment(const SampleCudaArgs& args, const SampleRow& row, const SeenWords& seen) {
+    const SampleSlot& slot = row.shared.slot;
+    bool finite = true;
+    if (slot.bias_count > 0 || masks_stops(slot)) {
+        finite = scan_segment(row) != kSampleNotFinite;
+        apply_named_edits(args, slot, row);
+    }
+    if (args.allowed != nullptr) {
+        finite = apply_mask(args, row) && finite;
+    }
+    if (slot.has_penalties()) {
+        finite = apply_penalties(args, row, seen) && finite;
+    }
+    return finite;
+}
+
+// Lists the tokens that are as probable as the k-th largest of the segments' maxima, with their scaled
+// logits. A cluster barrier follows.
+__device__ void collect_best(const SampleRow& row, const SampleDraw& draw, int k) {
+    const uint32_t key = kth_maximum(row.shared, k);
+    const float bound = key == kSampleEmpty ? minus_infinity() : from_ordered_bits(key);
+    const SampleScale& scale = draw.weights.scale;
+    const float scaled_bound = scale(bound);
+    // Logits so close below the bound that their quotient may be the same.
+    const float low =
+        scaled_bound < kSampleLogitMax ? bound - fmaxf(fabsf(bound) * 1e-6f, 1e-30f) : minus_infinity();
+    int32_t mine = 0;
+    const uint32_t best = row.shared.maxima[row.segment()];
+    if (best != kSampleEmpty && from_ordered_bits(best) >= low) {
+        row.for_each([&](float x, int32_t id) {
+            if (x >= low && x > minus_infinity()) {
+                const float scaled = scale(x);
+                if (scaled >= scaled_bound) {
+                    append_candidate(row, 1, scaled, id);
+                    ++mine;
+                }
+            }
+        });
+    }
+    row.publish(row.shared.found, warp_reduce(mine, Sum{}));
 }
 
 // Draws. One warp of the cluster gets the token, every other -1.
@@ -196,26 +275,21 @@ __device__ int32_t draw_token(SampleRow& row, const SampleDraw& draw) {
     SampleShared& shared = row.shared;
     const SampleSlot& slot = draw.slot;
     if (slot.top_k <= 0 && slot.top_p >= 1) {
-        return draw_by_cut(row, draw, {});
+        return draw_uncut(row, draw);
     }
     if (slot.top_k <= kSampleBestMax) {
-        const auto bound =
-            static_cast<uint32_t>(kth_maximum(shared, slot.top_k > 0 ? slot.top_k : kSampleBestMax) >> 32);
-        const bool any = static_cast<uint32_t>(shared.maxima[row.segment()] >> 32) >= bound;
-        collect(row, 1, any, [&](float x, int32_t) { return ordered_bits(x) >= bound; });
+        collect_best(row, draw, slot.top_k > 0 ? slot.top_k : kSampleBestMax);
         if (slot.top_k <= 0) {
-            uint64_t mass = 0;
-            row.for_each([&](float x, int32_t) { mass += draw.weight(x); });
-            row.publish(shared.mass, warp_reduce(mass, Sum{}));
+            row.publish(shared.mass, segment_mass(row, draw.weights));
         }
         row.cluster.sync();
-        const int32_t count = reduce_segments(shared.found, row.lane, Sum{});
-        bool done = count <= kSampleCandidatesMax;
+        const SampleFound found(row);
+        bool done = found.fits;
         if (done && row.rank == 0) {
             const uint64_t total = slot.top_k > 0 ? 0 : segment_sums(shared.mass, 0, row.lane).total;
-            done = draw_from_candidates(shared, count, draw, total);
+            done = draw_from_candidates(row, found, draw, total);
         }
-        if (count <= kSampleCandidatesMax && slot.top_k <= 0) {  // the first block alone knows
+        if (found.fits && slot.top_k <= 0) {  // the first block alone knows
             if (row.rank == 0 && threadIdx.x < kSampleCluster) {
                 *row.remote(&shared.unfinished, static_cast<int>(threadIdx.x)) = done ? 0 : 1;
             }
@@ -226,6 +300,10 @@ __device__ int32_t draw_token(SampleRow& row, const SampleDraw& draw) {
             return row.rank == 0 && row.warp == 0 ? shared.token : -1;
         }
     }
+    row.for_fours([&](const float4& v, int32_t i) {
+        const SampleScale& scale = draw.weights.scale;
+        *reinterpret_cast<float4*>(row.x + i) = make_float4(scale(v.x), scale(v.y), scale(v.z), scale(v.w));
+    });
     const SampleCut cut = find_cut(row, draw);
     return draw_by_cut(row, draw, cut);
 }
@@ -238,7 +316,7 @@ struct Choice {
 // By one warp.
 __device__ void finish_row(const SampleCudaArgs& args, const SampleRow& row, Choice choice, double log_sum) {
     const int32_t slot_id = args.row_slots[row.row];
-    SampleSlot& slot = args.slots.slot[slot_id];
+    const SampleSlot& slot = row.shared.slot;
     SampleRowResult& result = args.results[row.row];
     if (row.lane != 0) {
         return;
@@ -261,14 +339,51 @@ __device__ void finish_row(const SampleCudaArgs& args, const SampleRow& row, Cho
     }
 }
 
+// The slot as it is before this launch, into shared memory. A barrier follows.
+__device__ void load_slot(const SampleCudaArgs& args, SampleShared& shared, int32_t slot_id) {
+    static_assert(sizeof(SampleSlot) % 8 == 0 && sizeof(SampleSlot) / 8 <= kSampleThreads);
+    const auto* from = reinterpret_cast<const uint64_t*>(args.slots.slot + slot_id);
+    if (threadIdx.x < sizeof(SampleSlot) / 8) {
+        reinterpret_cast<uint64_t*>(&shared.slot)[threadIdx.x] = from[threadIdx.x];
+    }
+    if (threadIdx.x == 0) {
+        shared.candidate_count[0] = 0;
+        shared.candidate_count[1] = 0;
+    }
+}
+
+// From the edited logits to the token. `best`: the segments' largest key.
+__device__ void choose(const SampleCudaArgs& args, SampleRow& row, uint32_t best, double log_sum) {
+    SampleShared& shared = row.shared;
+    const SampleSlot& slot = shared.slot;
+    const bool first_block_warp = row.rank == 0 && row.warp == 0;
+    Choice choice{forced_token(args, slot, args.row_slots[row.row])};
+    bool mine = first_block_warp;
+    if (best == kSampleNotFinite) {
+        choice.error = SampleError::kNotFinite;
+    } else if (choice.token < 0 && best == kSampleEmpty) {
+        choice.error = SampleError::kNoToken;
+    } else if (choice.token < 0 && is_greedy(slot)) {
+        int32_t before = 0;  // segments before this one that are as good
+        for (int j = row.lane; j < row.segment(); j += kWarp) {
+            before += shared.maxima[j] == best ? 1 : 0;
+        }
+        mine = shared.maxima[row.segment()] == best && __any_sync(kFullWarp, before) == 0;
+        choice.token = mine ? find_value(row, from_ordered_bits(best)) : -1;
+    } else if (choice.token < 0) {
+        const SampleScale scale{slot.temperature, __frcp_rn(slot.temperature)};
+        choice.token = draw_token(row, {slot, SampleWeights(scale, from_ordered_bits(best), slot.min_p)});
+        mine = choice.token >= 0;
+    }
+    if (mine) {
+        finish_row(args, row, choice, log_sum);
+    }
+}
+
 __global__ void __cluster_dims__(kSampleCluster, 1, 1) __launch_bounds__(kSampleThreads, 3)
     sample_kernel(SampleCudaArgs args, int32_t segment) {
     extern __shared__ __align__(16) unsigned char memory[];
     SampleShared& shared = *reinterpret_cast<SampleShared*>(memory);
-    const int32_t slot_id = args.row_slots[blockIdx.y];
-    if (slot_id < 0) {
-        return;
-    }
     SampleRow row{shared, cooperative_groups::this_cluster(), blockIdx.y};
     row.rank = static_cast<int>(blockIdx.x);
     row.warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -276,64 +391,36 @@ __global__ void __cluster_dims__(kSampleCluster, 1, 1) __launch_bounds__(kSample
     row.x = reinterpret_cast<float*>(memory + kSharedBytes) + row.warp * segment;
     row.first = row.segment() * segment;
     const int32_t real = max(0, min(segment, static_cast<int32_t>(args.vocab) - row.first));
-    row.count = (real + 3) / 4 * 4;
+    row.count = (real + kSamplePass - 1) / kSamplePass * kSamplePass;
+    let_next_kernel_start();
+    wait_for_previous_kernel();
     load_begin(args, row, real);
-    if (threadIdx.x == 0) {
-        shared.candidate_count[0] = 0;
-        shared.candidate_count[1] = 0;
-    }
-    row.cluster.sync();  // all blocks run, and their counts are set, before anyone writes to another
-    barrier_wait(shared_address(&shared.barriers[row.warp]), 0);
-
-    const SampleSlot& slot = args.slots.slot[slot_id];
-    const bool named = slot.bias_count > 0 || masks_stops(slot);
-    const bool first_block_warp = row.rank == 0 && row.warp == 0;
-    double log_sum = 0;
-    uint64_t best = 0;
-    Scan scan;
-    if (slot.logprobs != 0) {
-        row.publish(shared.maxima, scan_raw(row).rank());
-        row.cluster.sync();
-        best = reduce_segments(shared.maxima, row.lane, Max{});
-        if (best == kNotFiniteRank) {
-            if (first_block_warp) {
-                finish_row(args, row, {-1, SampleError::kNotFinite}, 0);
-            }
-            return;
-        }
-        log_sum = report_top(row, min(slot.top, kSampleTopMax), best, args.results[row.row]);
-    } else if (named) {
-        scan.finite = scan_raw(row).finite;
-    }
-    if (named) {
-        apply_named_edits(args, slot, row);
-    }
-    if (has_edits(args, slot) || !is_greedy(slot)) {
-        edit_segment(args, slot, row, !named, scan);
-        row.publish(shared.maxima, scan.rank());
-    } else if (slot.logprobs == 0) {
-        row.publish(shared.maxima, scan_raw(row).rank());
-    }
-    row.cluster.sync();
-    best = reduce_segments(shared.maxima, row.lane, Max{});
-
-    Choice choice{forced_token(args, slot, slot_id)};
-    if (best == kNotFiniteRank) {
-        choice.error = SampleError::kNotFinite;
-    } else if (choice.token < 0 && best == 0) {
-        choice.error = SampleError::kNoToken;
-    } else if (choice.token < 0 && is_greedy(slot)) {
-        choice.token = ranked_index(best);
-    } else if (choice.token < 0) {
-        choice.token = draw_token(row, {slot, ranked_value(best)});
-        if (choice.token >= 0) {
-            finish_row(args, row, choice, log_sum);
-        }
+    const uint32_t barrier = shared_address(&shared.barriers[row.warp]);
+    const int32_t slot_id = args.row_slots[row.row];
+    if (slot_id < 0) {
+        barrier_wait(barrier, 0);  // no copy may be under way at the end
         return;
     }
-    if (first_block_warp) {
-        finish_row(args, row, choice, log_sum);
+    load_slot(args, shared, slot_id);
+    row.cluster.sync();  // all blocks run, and their counts are set, before anyone writes to another
+    const SeenWords seen = load_seen(args, row, 0);
+    barrier_wait(barrier, 0);
+
+    double log_sum = 0;
+    bool finite = true;
+    if (shared.slot.logprobs != 0) {
+        row.publish(shared.maxima, scan_segment(row));
+        row.cluster.sync();
+        const uint32_t best = reduce_segments(shared.maxima, row.lane, Max{});
+        finite = best != kSampleNotFinite;
+        if (finite) {
+            log_sum = report_top(row, min(shared.slot.top, kSampleTopMax), best, args.results[row.row]);
+        }
     }
+    finite = edit_segment(args, row, seen) && finite;
+    row.publish(shared.maxima, finite ? scan_segment(row) : kSampleNotFinite);
+    row.cluster.sync();
+    choose(args, row, reduce_segments(shared.maxima, row.lane, Max{}), log_sum);
 }
 
 __global__ void sample_history_kernel(SampleHistoryArgs args) {
@@ -360,7 +447,7 @@ Status sample_cuda_prepare(int64_t vocab) {
                                 " at most");
     }
     cuda_check(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes(vocab))));
+                                    static_cast<int>(shared_bytes(vocab, 1))));
     return Status();
 }
 
@@ -370,10 +457,11 @@ void sample_cuda(cudaStream_t stream, const SampleCudaArgs& args) {
     if (args.rows == 0) {
         return;
     }
-    sample_kernel<<<dim3(kSampleCluster, static_cast<unsigned>(args.rows)), kSampleThreads,
-                    static_cast<size_t>(shared_bytes(args.vocab)), stream>>>(
-        args, static_cast<int32_t>(segment_size(args.vocab)));
-    cuda_check_launch();
+    cuda_check(launch_dependent({.grid = dim3(kSampleCluster, static_cast<unsigned>(args.rows)),
+                                 .threads = kSampleThreads,
+                                 .shared_bytes = static_cast<int>(shared_bytes(args.vocab, args.rows)),
+                                 .stream = stream},
+                                sample_kernel, args, static_cast<int32_t>(segment_size(args.vocab))));
 }
 
 void sample_history_cuda(cudaStream_t stream, const SampleHistoryArgs& args) {

@@ -14,9 +14,8 @@ struct SampleCut {
 
 struct SampleDraw {
     const SampleSlot& slot;
-    float max = 0;  // the largest scaled logit
+    SampleWeights weights;
 
-    __device__ uint32_t weight(float x) const { return token_weight(x, max, slot.min_p); }
     __device__ uint64_t point(uint64_t total) const {
         return draw_point(slot.seed, static_cast<uint64_t>(slot.outputs), total);
     }
@@ -31,55 +30,68 @@ __device__ inline uint64_t warp_scan(uint64_t value, int lane) {
     return value;
 }
 
-// Draws among the sorted candidates of the first block, which runs this whole. `total`: the mass of what
-// top_k leaves when it is off. False when top_p reaches beyond the candidates.
-__device__ inline bool draw_from_candidates(SampleShared& shared, int32_t count, const SampleDraw& draw,
-                                            uint64_t total) {
+// Draws among the candidates of the first block, whose values are scaled; it runs this whole. `total`: the
+// mass of what top_k leaves when it is off. False when top_p reaches beyond the candidates.
+__device__ inline bool draw_from_candidates(const SampleRow& row, const SampleFound& found,
+                                            const SampleDraw& draw, uint64_t total) {
+    SampleShared& shared = row.shared;
+    const SampleSlot& slot = draw.slot;
+    const uint64_t* tokens = shared.sorted.tokens;
+    uint64_t* before = shared.sorted.before;
     const auto t = static_cast<int32_t>(threadIdx.x);
-    sort_candidates(shared, count);
-    if (t < kWarp) {
-        uint64_t sum = 0;
-        for (int32_t i = t; i < (count + kWarp - 1) / kWarp * kWarp; i += kWarp) {
-            const uint64_t own = i < count ? draw.weight(from_ordered_bits(shared.sorted[i].key)) : 0;
-            const uint64_t scan = warp_scan(own, t);
-            shared.before[i < count ? i : count] = sum + scan - own;  // lanes beyond agree on the total
-            sum += __shfl_sync(kFullWarp, scan, kWarp - 1);
-        }
-        if (t == 0) {
-            shared.before[count] = sum;
-        }
+    const int32_t count = found.count;
+    sort_candidates(row, found);
+    const uint64_t own = t < count ? draw.weights.of_scaled(ranked_value(tokens[t])) : 0;
+    const uint64_t scan = warp_scan(own, row.lane);
+    if (row.lane == kWarp - 1) {
+        shared.reduce[row.warp] = scan;
     }
     __syncthreads();
-    const SampleSlot& slot = draw.slot;
-    const uint32_t least = slot.top_k > 0 && count >= slot.top_k ? shared.sorted[slot.top_k - 1].key : 0;
-    bool kept = t < count && shared.sorted[t].key >= least;
+    if (t <= count) {
+        uint64_t sum = scan - own;
+        for (int w = 0; w < row.warp; ++w) {
+            sum += shared.reduce[w];
+        }
+        before[t] = sum;
+    }
+    __syncthreads();
+    // Equal values rank next to each other: the low words do not matter.
+    const uint64_t least =
+        slot.top_k > 0 && count >= slot.top_k ? tokens[slot.top_k - 1] & ~uint64_t{0xFFFFFFFF} : 0;
+    bool kept = t < count && tokens[t] >= least;
     int32_t left = __syncthreads_count(kept ? 1 : 0);
     if (slot.top_p < 1) {
-        const uint64_t mass = slot.top_k > 0 ? shared.before[left] : total;
+        const uint64_t mass = slot.top_k > 0 ? before[left] : total;
         const double target = static_cast<double>(slot.top_p) * static_cast<double>(mass);
-        if (static_cast<double>(shared.before[left]) < target) {
+        if (static_cast<double>(before[left]) < target) {
             return false;
         }
-        kept = kept && (t == 0 || static_cast<double>(shared.before[t]) < target);
+        kept = kept && (t == 0 || static_cast<double>(before[t]) < target);
         left = __syncthreads_count(kept ? 1 : 0);
     }
-    const uint64_t point = draw.point(shared.before[left]);
-    if (kept) {
-        const int32_t id = shared.sorted[t].id;
-        uint64_t before = 0;
-        for (int32_t j = 0; j < left; ++j) {
-            before += shared.sorted[j].id < id ? shared.before[j + 1] - shared.before[j] : 0;
+    // The running sum in order of ids, four threads a candidate.
+    const uint64_t point = draw.point(before[left]);
+    for (int32_t c0 = row.warp * (kWarp / 4); c0 < left; c0 += kSampleThreads / 4) {
+        const int32_t c = min(c0 + row.lane / 4, left - 1);
+        const auto id = static_cast<uint32_t>(tokens[c]);  // the larger, the lower the token's id
+        uint64_t sum = 0;
+#pragma unroll 4
+        for (int32_t j = row.lane % 4; j < left; j += 4) {
+            sum += static_cast<uint32_t>(tokens[j]) > id ? before[j + 1] - before[j] : 0;
         }
-        if (before <= point && point < before + (shared.before[t + 1] - shared.before[t])) {
-            shared.token = id;
+        sum = warp_reduce<4>(sum, Sum{});
+        if (sum <= point && point < sum + (before[c + 1] - before[c])) {
+            shared.token = ranked_index(tokens[c]);
         }
     }
     __syncthreads();
     return true;
 }
 
+// The functions from here on to draw_by_cut() are the slow way: the row's logits have been scaled in place.
+
 // The largest key for which reached(sum over tokens with at least this key of f(value)) holds; it must hold
-// for key 0. 32 passes over the row: the slow way, for any cut.
+// for key 0. 32 passes over the row.
 template <typename F, typename Reached>
 __device__ inline uint32_t bisect_key(SampleRow& row, F f, Reached reached) {
     uint32_t key = 0;
@@ -93,12 +105,12 @@ __device__ inline uint32_t bisect_key(SampleRow& row, F f, Reached reached) {
 
 __device__ inline SampleCut find_cut(SampleRow& row, const SampleDraw& draw) {
     const SampleSlot& slot = draw.slot;
-    const auto weight = [&](float x) { return uint64_t{draw.weight(x)}; };
+    const auto weight = [&](float x) { return uint64_t{draw.weights.of_scaled(x)}; };
     SampleCut cut;
     if (slot.top_k > 0) {
         const auto k = static_cast<uint64_t>(slot.top_k);
         cut.key = bisect_key(
-            row, [&](float x) { return draw.weight(x) > 0 ? uint64_t{1} : uint64_t{0}; },
+            row, [&](float x) { return draw.weights.of_scaled(x) > 0 ? uint64_t{1} : uint64_t{0}; },
             [&](uint64_t count) { return count >= k; });
     }
     if (slot.top_p >= 1) {
@@ -160,7 +172,7 @@ __device__ inline int32_t find_in_segment(const SampleRow& row, const SampleDraw
         const int earlier = __popc(tie_votes & ((1u << row.lane) - 1));
         const bool kept = key > cut.key || (key == cut.key && static_cast<uint64_t>(earlier) < ties);
         ties -= min(ties, static_cast<uint64_t>(__popc(tie_votes)));
-        const uint64_t sum = before + warp_scan(in && kept ? draw.weight(x) : 0, row.lane);
+        const uint64_t sum = before + warp_scan(in && kept ? draw.weights.of_scaled(x) : 0, row.lane);
         const uint32_t beyond = __ballot_sync(kFullWarp, sum > point);
         if (beyond != 0) {
             return row.first + i0 + __ffs(static_cast<int>(beyond)) - 1;
@@ -177,7 +189,7 @@ __device__ inline int32_t draw_by_cut(SampleRow& row, const SampleDraw& draw, co
     uint64_t ties = 0;
     row.for_each([&](float x, int32_t) {
         const uint32_t key = ordered_bits(x);
-        above += key > cut.key ? draw.weight(x) : 0;
+        above += key > cut.key ? draw.weights.of_scaled(x) : 0;
         ties += key == cut.key ? 1 : 0;
     });
     above = warp_reduce(above, Sum{});
@@ -187,7 +199,7 @@ __device__ inline int32_t draw_by_cut(SampleRow& row, const SampleDraw& draw, co
         row.cluster.sync();
         const uint64_t earlier = segment_sums(shared.mass, row.segment(), row.lane).before;
         ties = min(ties, cut.ties - min(cut.ties, earlier));
-        above += ties * draw.weight(from_ordered_bits(cut.key));
+        above += ties * draw.weights.of_scaled(from_ordered_bits(cut.key));
         row.cluster.sync();  // all have read
     }
     row.publish(shared.mass, above);
@@ -198,6 +210,66 @@ __device__ inline int32_t draw_by_cut(SampleRow& row, const SampleDraw& draw, co
         return -1;
     }
     return find_in_segment(row, draw, cut, ties, point - sums.before);
+}
+
+// The sum of the weights of a warp's four times 32 logits. Each lane's is at most 2^32.
+__device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
+    const auto low = static_cast<uint32_t>(value) & 0xFFFFu;
+    const auto high = static_cast<uint32_t>(value >> 16);
+    return (uint64_t{__reduce_add_sync(kFullWarp, high)} << 16) + __reduce_add_sync(kFullWarp, low);
+}
+
+// The sum of the weights of the segment's tokens, and of each pass over it into `passes`. Every lane gets it.
+__device__ inline uint64_t segment_mass(const SampleRow& row, const SampleWeights& weights) {
+    uint64_t* passes = row.shared.passes[row.warp];
+    uint64_t sum = 0;
+    for (int32_t i = 0; i < row.count; i += kSamplePass) {
+        uint32_t four[4];
+        weights.of_four(*reinterpret_cast<const float4*>(row.x + i + 4 * row.lane), four);
+        const uint64_t all = warp_sum(uint64_t{four[0]} + four[1] + four[2] + four[3]);
+        if (row.lane == 0) {
+            passes[i / kSamplePass] = all;
+        }
+        sum += all;
+    }
+    __syncwarp();
+    return sum;
+}
+
+// The token of the segment, of which nothing is cut, that holds `point`; after segment_mass().
+__device__ inline int32_t find_uncut(const SampleRow& row, const SampleWeights& weights, uint64_t point) {
+    const uint64_t* passes = row.shared.passes[row.warp];
+    int32_t first = 0;
+    while (point >= passes[first / kSamplePass]) {
+        point -= passes[first / kSamplePass];
+        first += kSamplePass;
+    }
+    uint32_t four[4];
+    weights.of_four(*reinterpret_cast<const float4*>(row.x + first + 4 * row.lane), four);
+    const uint64_t own = uint64_t{four[0]} + four[1] + four[2] + four[3];
+    uint64_t sum = warp_scan(own, row.lane);
+    const int owner = __ffs(static_cast<int>(__ballot_sync(kFullWarp, sum > point))) - 1;
+    sum -= own;
+    int32_t e = 0;
+#pragma unroll
+    for (int j = 0; j < 3; ++j) {
+        sum += four[j];
+        e += sum <= point ? 1 : 0;
+    }
+    return row.first + first + 4 * owner + __shfl_sync(kFullWarp, e, owner);
+}
+
+// Draws from all tokens. The warp that owns the token gets it, every other -1.
+__device__ inline int32_t draw_uncut(SampleRow& row, const SampleDraw& draw) {
+    const uint64_t mass = segment_mass(row, draw.weights);
+    row.publish(row.shared.mass, mass);
+    row.cluster.sync();
+    const SegmentSums sums = segment_sums(row.shared.mass, row.segment(), row.lane);
+    const uint64_t point = draw.point(sums.total);
+    if (point < sums.before || point >= sums.before + mass) {
+        return -1;
+    }
+    return find_uncut(row, draw.weights, point - sums.before);
 }
 
 }  // namespace tessera::cuda

@@ -22,11 +22,6 @@ __device__ __forceinline__ bool masks_stops(const SampleSlot& slot) {
     return slot.outputs < slot.min_tokens && slot.stop_count > 0;
 }
 
-// Whether the row's choice reads anything but its logits.
-__device__ __forceinline__ bool has_edits(const SampleCudaArgs& args, const SampleSlot& slot) {
-    return args.allowed != nullptr || slot.bias_count > 0 || slot.has_penalties() || masks_stops(slot);
-}
-
 __device__ __forceinline__ float biased(float x, float bias) {
     const float sum = __fadd_rn(x, bias);
     return kSampleLogitMax < sum ? kSampleLogitMax : sum;
@@ -43,16 +38,66 @@ __device__ __forceinline__ float penalised(float x, bool in_prompt, int32_t coun
     return kSampleLogitMax < x ? kSampleLogitMax : x;
 }
 
-__device__ __forceinline__ float scaled_logit(float x, float temperature) {
-    const float scaled = __fdiv_rn(x, temperature);
-    return kSampleLogitMax < scaled ? kSampleLogitMax : scaled;
-}
+// A row's temperature. REQUIRES of reciprocal: 1 / temperature, rounded to nearest.
+struct SampleScale {
+    float temperature = 1;
+    float reciprocal = 1;
 
-// round(2^30 exp(x - max)); 0 where min_p drops the token.
-__device__ __forceinline__ uint32_t token_weight(float x, float max, float min_p) {
-    const float p = cuda::exp_f32(__fsub_rn(x, max));
-    return p < min_p ? 0u : static_cast<uint32_t>(__float2int_rn(__fmul_rn(p, 1073741824.0f)));
-}
+    // x / temperature, rounded to nearest: with the rounded reciprocal z of the divisor t one correction of
+    // q = x z, q + (x - q t) z, gives the rounded quotient (Brisebarre, Muller and Raina, 2004) as long as
+    // nothing underflows. Outside of a wide range it is divided.
+    __device__ __forceinline__ float operator()(float x) const {
+        if (fabsf(x) > 1e-18f && fabsf(x) < 1e18f) {
+            const float q = __fmul_rn(x, reciprocal);
+            return fmaf(fmaf(-temperature, q, x), reciprocal, q);
+        }
+        const float scaled = __fdiv_rn(x, temperature);
+        return kSampleLogitMax < scaled ? kSampleLogitMax : scaled;
+    }
+};
+
+// The integer weights of a row's tokens: round(2^30 exp(x - max)), 0 where min_p drops the token.
+struct SampleWeights {
+    SampleScale scale;
+    float max = 0;    // the largest scaled logit
+    float least = 0;  // 2^30 min_p
+    float cut = 0;    // logits below it, before the temperature, weigh nothing
+
+    __device__ SampleWeights(const SampleScale& row_scale, float largest, float min_p) : scale(row_scale) {
+        max = scale(largest);
+        least = __fmul_rn(min_p, 1073741824.0f);
+        // exp(-21.5) 2^30 < 0.5; the rest covers the rounding.
+        cut = fabsf(max) < 1e6f ? (max - 23.0f) * scale.temperature : minus_infinity();
+    }
+    // Of a scaled logit. The operations of exp_f32(); 2^n and 2^30 go into the exponent at once.
+    __device__ __forceinline__ uint32_t of_scaled(float x) const {
+        using C = ExpConstants;
+        const float d = fmaxf(__fsub_rn(x, max), -32.0f);
+        const float shifted = fmaf(d, C::kLog2E, C::kRound);
+        const float n = __fsub_rn(shifted, C::kRound);
+        const float r = fmaf(n, -C::kLn2Low, fmaf(n, -C::kLn2High, d));
+        constexpr float k0 = C::kPoly[0], k1 = C::kPoly[1], k2 = C::kPoly[2], k3 = C::kPoly[3];
+        constexpr float k4 = C::kPoly[4], k5 = C::kPoly[5], k6 = C::kPoly[6], k7 = C::kPoly[7];
+        float p = fmaf(fmaf(k7, r, k6), r, k5);
+        p = fmaf(fmaf(fmaf(p, r, k4), r, k3), r, k2);
+        p = fmaf(fmaf(p, r, k1), r, k0);
+        p = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23) + (30u << 23));
+        return p < least ? 0u : static_cast<uint32_t>(__float2int_rn(p));
+    }
+    __device__ __forceinline__ uint32_t operator()(float x) const { return of_scaled(scale(x)); }
+    // Of four logits, into `weights`; false: all are 0.
+    __device__ __forceinline__ bool of_four(const float4& x, uint32_t (&weights)[4]) const {
+        if (fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) < cut) {
+            weights[0] = weights[1] = weights[2] = weights[3] = 0;
+            return false;
+        }
+        weights[0] = (*this)(x.x);
+        weights[1] = (*this)(x.y);
+        weights[2] = (*this)(x.z);
+        weights[3] = (*this)(x.w);
+        return true;
+    }
+};
 
 // A point in [0, total): 64 bits of Philox4x32-10 (Salmon et al., 2011) keyed by the seed, counted by the
 // position.
@@ -89,19 +134,20 @@ __device__ __forceinline__ bool stops_early(const SampleSlot& slot, int32_t toke
     return stop;
 }
 
-// Takes the token into the slot's state.
-__device__ inline void append_output(const SampleCudaArgs& args, SampleSlot& slot, int32_t slot_id,
+// Takes the token into the slot's state. `slot`: as it was.
+__device__ inline void append_output(const SampleCudaArgs& args, const SampleSlot& slot, int32_t slot_id,
                                      int32_t token) {
     if (slot.has_penalties()) {
-        ++args.slots.output_counts[slot_id * args.vocab + token];
-        args.slots.output_seen[slot_id * ((args.vocab + 63) / 64) + token / 64] |= uint64_t{1}
-                                                                                   << (token % 64);
+        const int64_t word = slot_id * ((args.vocab + 63) / 64) + token / 64;
+        atomicAdd(args.slots.output_counts + slot_id * args.vocab + token, 1);
+        atomicOr(reinterpret_cast<unsigned long long*>(args.slots.output_seen) + word, 1ull << (token % 64));
     }
-    ++slot.outputs;
+    SampleSlot& next = args.slots.slot[slot_id];
+    next.outputs = slot.outputs + 1;
     if (slot.forced_next < 0) {
-        slot.forced_next = token == slot.forced_after ? 0 : -1;
+        next.forced_next = token == slot.forced_after ? 0 : -1;
     } else if (slot.forced_next < slot.forced_count) {
-        ++slot.forced_next;
+        next.forced_next = slot.forced_next + 1;
     }
     if (args.slots.last_token != nullptr) {
         args.slots.last_token[slot_id] = token;
