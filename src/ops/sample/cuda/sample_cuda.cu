@@ -257,13 +257,19 @@ __device__ void collect_best(const SampleRow& row, const SampleDraw& draw, int k
     int32_t mine = 0;
     const uint32_t best = row.shared.maxima[row.segment()];
     if (best != kSampleEmpty && from_ordered_bits(best) >= low) {
-        row.for_each([&](float x, int32_t id) {
-            if (x >= low && x > minus_infinity()) {
-                const float scaled = scale(x);
-                if (scaled >= scaled_bound) {
-                    append_candidate(row, 1, scaled, id);
-                    ++mine;
-                }
+        const auto see = [&](float x, int32_t id) {
+            const float scaled = scale(x);
+            if (x >= low && x > minus_infinity() && scaled >= scaled_bound) {
+                append_candidate(row, 1, scaled, id);
+                ++mine;
+            }
+        };
+        row.for_fours([&](const float4& v, int32_t i) {
+            if (fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)) >= low) {
+                see(v.x, row.first + i);
+                see(v.y, row.first + i + 1);
+                see(v.z, row.first + i + 2);
+                see(v.w, row.first + i + 3);
             }
         });
     }
@@ -300,10 +306,8 @@ __device__ int32_t draw_token(SampleRow& row, const SampleDraw& draw) {
             return row.rank == 0 && row.warp == 0 ? shared.token : -1;
         }
     }
-    row.for_fours([&](const float4& v, int32_t i) {
-        const SampleScale& scale = draw.weights.scale;
-        *reinterpret_cast<float4*>(row.x + i) = make_float4(scale(v.x), scale(v.y), scale(v.z), scale(v.w));
-    });
+    row.for_fours(
+        [&](const float4& v, int32_t i) { *reinterpret_cast<float4*>(row.x + i) = draw.weights.scale(v); });
     const SampleCut cut = find_cut(row, draw);
     return draw_by_cut(row, draw, cut);
 }
@@ -353,7 +357,8 @@ __device__ void load_slot(const SampleCudaArgs& args, SampleShared& shared, int3
 }
 
 // From the edited logits to the token. `best`: the segments' largest key.
-__device__ void choose(const SampleCudaArgs& args, SampleRow& row, uint32_t best, double log_sum) {
+__device__ void choose(const SampleCudaArgs& args, SampleRow& row, uint32_t best, uint64_t fraction,
+                       double log_sum) {
     SampleShared& shared = row.shared;
     const SampleSlot& slot = shared.slot;
     const bool first_block_warp = row.rank == 0 && row.warp == 0;
@@ -372,7 +377,8 @@ __device__ void choose(const SampleCudaArgs& args, SampleRow& row, uint32_t best
         choice.token = mine ? find_value(row, from_ordered_bits(best)) : -1;
     } else if (choice.token < 0) {
         const SampleScale scale{slot.temperature, __frcp_rn(slot.temperature)};
-        choice.token = draw_token(row, {slot, SampleWeights(scale, from_ordered_bits(best), slot.min_p)});
+        choice.token =
+            draw_token(row, {slot, SampleWeights(scale, from_ordered_bits(best), slot.min_p), fraction});
         mine = choice.token >= 0;
     }
     if (mine) {
@@ -404,6 +410,7 @@ __global__ void __cluster_dims__(kSampleCluster, 1, 1) __launch_bounds__(kSample
     load_slot(args, shared, slot_id);
     row.cluster.sync();  // all blocks run, and their counts are set, before anyone writes to another
     const SeenWords seen = load_seen(args, row, 0);
+    const uint64_t fraction = draw_fraction(shared.slot.seed, static_cast<uint64_t>(shared.slot.outputs));
     barrier_wait(barrier, 0);
 
     double log_sum = 0;
@@ -420,7 +427,7 @@ __global__ void __cluster_dims__(kSampleCluster, 1, 1) __launch_bounds__(kSample
     finite = edit_segment(args, row, seen) && finite;
     row.publish(shared.maxima, finite ? scan_segment(row) : kSampleNotFinite);
     row.cluster.sync();
-    choose(args, row, reduce_segments(shared.maxima, row.lane, Max{}), log_sum);
+    choose(args, row, reduce_segments(shared.maxima, row.lane, Max{}), fraction, log_sum);
 }
 
 __global__ void sample_history_kernel(SampleHistoryArgs args) {

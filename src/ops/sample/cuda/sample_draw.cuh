@@ -15,10 +15,9 @@ struct SampleCut {
 struct SampleDraw {
     const SampleSlot& slot;
     SampleWeights weights;
+    uint64_t fraction = 0;  // of 2^64: where in the mass the token lies
 
-    __device__ uint64_t point(uint64_t total) const {
-        return draw_point(slot.seed, static_cast<uint64_t>(slot.outputs), total);
-    }
+    __device__ uint64_t point(uint64_t total) const { return __umul64hi(fraction, total); }
 };
 
 // The sum of the lanes' values up to this one.

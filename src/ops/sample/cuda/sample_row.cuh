@@ -46,13 +46,28 @@ struct SampleScale {
     // x / temperature, rounded to nearest: with the rounded reciprocal z of the divisor t one correction of
     // q = x z, q + (x - q t) z, gives the rounded quotient (Brisebarre, Muller and Raina, 2004) as long as
     // nothing underflows. Outside of a wide range it is divided.
+    __device__ __forceinline__ float ordinary(float x) const {
+        const float q = __fmul_rn(x, reciprocal);
+        return fmaf(fmaf(-temperature, q, x), reciprocal, q);
+    }
     __device__ __forceinline__ float operator()(float x) const {
-        if (fabsf(x) > 1e-18f && fabsf(x) < 1e18f) {
-            const float q = __fmul_rn(x, reciprocal);
-            return fmaf(fmaf(-temperature, q, x), reciprocal, q);
+        if (is_ordinary(fabsf(x), fabsf(x))) {
+            return ordinary(x);
         }
         const float scaled = __fdiv_rn(x, temperature);
         return kSampleLogitMax < scaled ? kSampleLogitMax : scaled;
+    }
+    // Decided for all four at once, so that their chains of operations overlap.
+    __device__ __forceinline__ float4 operator()(const float4& x) const {
+        const float smallest = fminf(fminf(fabsf(x.x), fabsf(x.y)), fminf(fabsf(x.z), fabsf(x.w)));
+        const float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+        if (is_ordinary(smallest, largest)) {
+            return make_float4(ordinary(x.x), ordinary(x.y), ordinary(x.z), ordinary(x.w));
+        }
+        return make_float4((*this)(x.x), (*this)(x.y), (*this)(x.z), (*this)(x.w));
+    }
+    __device__ __forceinline__ static bool is_ordinary(float smallest, float largest) {
+        return smallest > 1e-18f && largest < 1e18f;
     }
 };
 
@@ -84,24 +99,24 @@ struct SampleWeights {
         p = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23) + (30u << 23));
         return p < least ? 0u : static_cast<uint32_t>(__float2int_rn(p));
     }
-    __device__ __forceinline__ uint32_t operator()(float x) const { return of_scaled(scale(x)); }
     // Of four logits, into `weights`; false: all are 0.
     __device__ __forceinline__ bool of_four(const float4& x, uint32_t (&weights)[4]) const {
         if (fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) < cut) {
             weights[0] = weights[1] = weights[2] = weights[3] = 0;
             return false;
         }
-        weights[0] = (*this)(x.x);
-        weights[1] = (*this)(x.y);
-        weights[2] = (*this)(x.z);
-        weights[3] = (*this)(x.w);
+        const float4 scaled = scale(x);
+        weights[0] = of_scaled(scaled.x);
+        weights[1] = of_scaled(scaled.y);
+        weights[2] = of_scaled(scaled.z);
+        weights[3] = of_scaled(scaled.w);
         return true;
     }
 };
 
-// A point in [0, total): 64 bits of Philox4x32-10 (Salmon et al., 2011) keyed by the seed, counted by the
+// A fraction of 2^64: 64 bits of Philox4x32-10 (Salmon et al., 2011) keyed by the seed, counted by the
 // position.
-__device__ inline uint64_t draw_point(uint64_t seed, uint64_t position, uint64_t total) {
+__device__ inline uint64_t draw_fraction(uint64_t seed, uint64_t position) {
     uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
     for (int round = 0; round < 10; ++round) {
@@ -114,7 +129,7 @@ __device__ inline uint64_t draw_point(uint64_t seed, uint64_t position, uint64_t
         k0 += 0x9E3779B9;
         k1 += 0xBB67AE85;
     }
-    return __umul64hi(uint64_t{c1} << 32 | c0, total);
+    return uint64_t{c1} << 32 | c0;
 }
 
 __device__ __forceinline__ int32_t forced_token(const SampleCudaArgs& args, const SampleSlot& slot,
