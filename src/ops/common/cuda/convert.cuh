@@ -71,6 +71,17 @@ __device__ __forceinline__ uint4 pack_bf16x8(const float (&from)[8]) {
                       pack_bf16(from[6], from[7]));
 }
 
+// Products of two bfloat16, each rounded to bfloat16.
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+__device__ __forceinline__ uint4 multiply_bf16x8(uint4 a, uint4 b) {
+    return make_uint4(multiply_bf16x2(a.x, b.x), multiply_bf16x2(a.y, b.y), multiply_bf16x2(a.z, b.z),
+                      multiply_bf16x2(a.w, b.w));
+}
+
 // Eight bfloat16 as float32. The address is 16-byte aligned.
 __device__ __forceinline__ void load_bf16x8(const __nv_bfloat16* from, float (&to)[8]) {
     unpack_bf16x8(*reinterpret_cast<const uint4*>(from), to);

@@ -310,6 +310,7 @@ inline std::vector<CudaOpCase> qkv_post_cuda_cases() {
         add({65, 8, 1, 128, fp8, true, 1}, false);
         add({300, 7, 1, 256, fp8}, false);
         add({301, 20, 3, 64, fp8}, false);
+        add({2100, 30, 3, 128, fp8}, false);
         add({65, 5, 2, 128, fp8, true, 0, true}, false);
         add({66, 5, 2, 128, fp8, true, 0, false, true, true}, false);
         add({300, 33, 3, 128, fp8, true, 0, true, true, true}, false);

@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(512, 2) rms_norm_kernel(RmsNormCudaArgs args) 
             weight[i] = load_vector(args.weight + (first + i * step) * kVector);
         }
     }
-    let_next_kernel_start();
     wait_for_previous_kernel();
+    let_next_kernel_start();
     const int64_t row = blockIdx.x;
     const int64_t from = args.x_rows == nullptr ? row : args.x_rows[row];
     if (from < 0) {
@@ -113,14 +113,12 @@ __global__ void __launch_bounds__(512, 2) rms_norm_kernel(RmsNormCudaArgs args) 
             break;
         }
         float value[kVector];
-        float w[kVector];
         unpack_bf16x8(x[i], value);
-        unpack_bf16x8(weight[i], w);
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-            value[j] = round_bf16(value[j] * scale) * w[j];
+            value[j] *= scale;
         }
-        x[i] = pack_bf16x8(value);
+        x[i] = multiply_bf16x8(pack_bf16x8(value), weight[i]);
         if (args.y != nullptr) {
             *reinterpret_cast<uint4*>(args.y + row * args.y_stride + v * kVector) = x[i];
         }
@@ -167,8 +165,12 @@ void rms_norm_cuda(cudaStream_t stream, const RmsNormCudaArgs& args) {
         return;
     }
     const int64_t vectors = args.width / kVector;
-    // Few rows: as many threads as possible share the latency of one.
-    const int64_t each = vectors > 1024 || args.rows > kFewRows ? 4 : (vectors > 512 ? 2 : 1);
+    // Few rows: as many threads as possible share the latency of one. Many: some 64 bytes under way in each.
+    int64_t each = vectors > 512 ? 2 : 1;
+    if (args.rows > kFewRows) {
+        each = args.add != nullptr ? 2 : 4;
+    }
+    each = vectors > 1024 ? 4 : each;
     const auto threads = static_cast<int>(((vectors + each - 1) / each + kWarp - 1) / kWarp * kWarp);
     const auto kernel =
         each == 1 ? rms_norm_kernel<1> : (each == 2 ? rms_norm_kernel<2> : rms_norm_kernel<4>);

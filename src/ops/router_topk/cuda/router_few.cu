@@ -19,6 +19,7 @@ constexpr int kVectors = kShare / 32;        // of 8 elements, of a row in one l
 constexpr int kExperts = 16;                 // of a block
 constexpr int kPartialPitch = kExperts + 4;  // floats between tokens: a warp's stores hit all banks
 constexpr int kSlicesMax = 32;
+constexpr int kSharedBytes = 118 * 1024;   // over half: two blocks on one multiprocessor would finish last
 constexpr uint32_t kAbsent = 0xFFFFFFFFu;  // a sum that is not there yet; sums that are NaN have other bits
 
 struct FewArgs {
@@ -80,8 +81,8 @@ __device__ __forceinline__ void multiply_share(const RouterLogitsCudaArgs& args,
         low[0] = load_row(args.low + weight_place);
         low[1] = load_row(args.low + weight_place + 8 * args.width);
     }
-    let_next_kernel_start();
     wait_for_previous_kernel();
+    let_next_kernel_start();
     Row x[Tiles];
 #pragma unroll
     for (int t = 0; t < Tiles; ++t) {  // beyond the last token: the last again
@@ -240,11 +241,11 @@ void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,
     });
     check(variant != std::end(kVariants), "router: more than few tokens");
     const auto kernel = variant->kernels[product.low != nullptr ? 1 : 0];
-    const auto bytes = static_cast<int>(kWarps * variant->tokens_max * kPartialPitch * sizeof(float));
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    static_assert(kWarps * kRouterFewTokens * kPartialPitch * sizeof(float) <= kSharedBytes);
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     const FewArgs args{product, choice, static_cast<int>(product.width / kSlice)};
     const dim3 grid(static_cast<unsigned>(args.slices), static_cast<unsigned>(product.experts / kExperts));
-    cuda_check(launch_dependent({grid, kThreads, bytes, stream}, kernel, args));
+    cuda_check(launch_dependent({grid, kThreads, kSharedBytes, stream}, kernel, args));
 }
 
 }  // namespace tessera::cuda

@@ -12,7 +12,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kParts = 8;          // of the width, each summed on its own
+constexpr int kSplitsMax = 8;      // of the width, each summed on its own
 constexpr int kStageColumns = 64;  // 128 bytes of each row
 constexpr int kRowBytes = 128;
 constexpr int kStepsAStage = 4;
@@ -47,7 +47,8 @@ struct ManyArgs {
     int tokens = 0;
     int experts = 0;
     int stages = 0;  // of the whole width
-    int splits = 0;  // blocks of a cluster along the width: kParts or half of it
+    int splits = 0;  // blocks of a cluster along the width
+    int chunks = 0;
 };
 
 __device__ __forceinline__ uint32_t address_in_block(uint32_t address, uint32_t block) {
@@ -62,11 +63,6 @@ __device__ __forceinline__ float4 load_from_block(uint32_t address, uint32_t blo
                  : "r"(address_in_block(address, block))
                  : "memory");
     return v;
-}
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
 }
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
@@ -89,9 +85,10 @@ struct Place {
     __device__ uint32_t low(int stage) const { return high(stage) + T::kWeightBytes; }
 };
 
-// Part p of the width is the stages [begin(p), begin(p + 1)).
-__device__ __forceinline__ int part_begin(const ManyArgs& args, int part) {
-    return part * args.stages / kParts;
+// A block's part of the width is summed in `chunks` pieces, each by the tensor cores. Piece c of block r
+// begins here.
+__device__ __forceinline__ int chunk_begin(const ManyArgs& args, int chunk) {
+    return (static_cast<int>(blockIdx.x) * args.chunks + chunk) * args.stages / (args.splits * args.chunks);
 }
 
 template <typename T, bool Low>
@@ -113,8 +110,8 @@ __device__ __forceinline__ void produce(const ManyArgs& args, const Place<T>& pl
         barrier_arrive_expect(place.full(i), T::kStageBytes);
         bring_weights<T, Low>(args, place, i, (begin + i) * kStageColumns);
     }
-    let_next_kernel_start();
     wait_for_previous_kernel();
+    let_next_kernel_start();
     for (int i = 0; i < first; ++i) {
         copy_box(place.x(i), &args.x, (begin + i) * kStageColumns, token, place.full(i));
     }
@@ -192,14 +189,14 @@ __device__ __forceinline__ void store_logits(const ManyArgs& args, int token, in
     }
 }
 
-// The cluster's sums of this block's share of the tokens. Halves of the width first, so that the order is one
-// for clusters of four and of eight.
+// The cluster's sums of this block's share of the tokens, neighbours first: clusters of eight and of four,
+// whose blocks add two chunks, have one order.
 template <typename T>
 __device__ __forceinline__ void combine(const ManyArgs& args, uint32_t sums) {
-    const auto splits = static_cast<uint32_t>(args.splits);
-    const int share = T::kTokens / args.splits;
-    const int row0 = static_cast<int>(cluster_rank()) * share;
-    for (int i = static_cast<int>(threadIdx.x); i < share * (T::kExperts / 4); i += T::kConsumers) {
+    const int share = (T::kTokens + args.splits - 1) / args.splits;
+    const int row0 = static_cast<int>(blockIdx.x) * share;
+    const int rows = min(share, T::kTokens - row0);
+    for (int i = static_cast<int>(threadIdx.x); i < rows * (T::kExperts / 4); i += T::kConsumers) {
         const int row = row0 + i / (T::kExperts / 4);
         const int column = i % (T::kExperts / 4) * 4;
         const int token = static_cast<int>(blockIdx.y) * T::kTokens + row;
@@ -208,16 +205,19 @@ __device__ __forceinline__ void combine(const ManyArgs& args, uint32_t sums) {
             continue;
         }
         const uint32_t from = sums + static_cast<uint32_t>(row * T::kPitch + column) * 4;
-        float4 v[kParts / 2];
+        float4 v[kSplitsMax];
 #pragma unroll
-        for (uint32_t p = 0; p < kParts / 2; ++p) {
-            if (splits == kParts) {
-                v[p] = load_from_block(from, 2 * p) + load_from_block(from, 2 * p + 1);
-            } else {
-                v[p] = load_from_block(from, p);
+        for (int block = 0; block < kSplitsMax; ++block) {
+            v[block] = block < args.splits ? load_from_block(from, static_cast<uint32_t>(block)) : float4{};
+        }
+#pragma unroll
+        for (int width = 1; width < kSplitsMax; width *= 2) {
+#pragma unroll
+            for (int block = 0; block < kSplitsMax; block += 2 * width) {
+                v[block] = v[block] + v[block + width];
             }
         }
-        store_logits(args, token, expert, (v[0] + v[1]) + (v[2] + v[3]));
+        store_logits(args, token, expert, v[0]);
     }
 }
 
@@ -240,15 +240,13 @@ __global__ void __launch_bounds__(Tile<Groups, Experts, Low>::kThreads, 1)
         barrier_init_fence();
     }
     __syncthreads();
-    const int parts = kParts / args.splits;
-    const int part = static_cast<int>(blockIdx.x) * parts;
-    const int begin = part_begin(args, part);
+    const int begin = chunk_begin(args, 0);
     if (threadIdx.x >= T::kConsumers) {
         if constexpr (T::kMovesRegisters) {
             registers_give<40>();
         }
         if (threadIdx.x == T::kConsumers) {
-            produce<T, Low>(args, place, begin, part_begin(args, part + parts));
+            produce<T, Low>(args, place, begin, chunk_begin(args, args.chunks));
         }
         __syncwarp();
         cluster_sync();
@@ -257,12 +255,14 @@ __global__ void __launch_bounds__(Tile<Groups, Experts, Low>::kThreads, 1)
         if constexpr (T::kMovesRegisters) {
             registers_take<232>();
         }
-        const int middle = part_begin(args, part + 1);
         float sums[Experts / 2];
-        multiply<T, Low>(place, 0, middle - begin, sums);
-        if (parts == 2) {
+        int end = chunk_begin(args, 1);
+        multiply<T, Low>(place, 0, end - begin, sums);
+        for (int chunk = 1; chunk < args.chunks; ++chunk) {
+            const int from = end;
+            end = chunk_begin(args, chunk + 1);
             float more[Experts / 2];
-            multiply<T, Low>(place, middle - begin, part_begin(args, part + 2) - middle, more);
+            multiply<T, Low>(place, from - begin, end - from, more);
 #pragma unroll
             for (int i = 0; i < Experts / 2; ++i) {
                 sums[i] += more[i];
@@ -292,7 +292,8 @@ void launch(cudaStream_t stream, const RouterLogitsCudaArgs& product, int splits
         .tokens = static_cast<int>(product.tokens),
         .experts = static_cast<int>(product.experts),
         .stages = static_cast<int>((product.width + kStageColumns - 1) / kStageColumns),
-        .splits = splits};
+        .splits = splits,
+        .chunks = std::max(1, kSplitsMax / splits)};
     args.low = Low ? make_tensor_map(product.low, DType::kBFloat16, product.experts, product.width, Experts)
                    : args.high;
     const auto kernel = router_many_kernel<Groups, Experts, Low>;
@@ -315,22 +316,47 @@ void launch(cudaStream_t stream, const RouterLogitsCudaArgs& product, int splits
     cuda_check(cudaLaunchKernelEx(&config, kernel, args));
 }
 
-// All give the same bits. Small tiles fill the machine while there are few tokens.
+// Clusters of 1, 2, ... blocks that an H200 holds at once, one block a multiprocessor, as
+// cudaOccupancyMaxActiveClusters() says: a cluster does not cross the groups of its multiprocessors.
+constexpr int kClusters[kSplitsMax] = {132, 66, 39, 30, 22, 17, 15, 15};
+
+// Into how many blocks to cut the width: rounds of clusters, each of which takes a start and an end (a
+// seventh of the time of one product of the whole width) beside its share of the products.
+int choose_splits(int64_t tiles, int products) {
+    int best = 1;
+    double best_time = 1e30;
+    for (int splits = 1; splits <= kSplitsMax; ++splits) {
+        const int64_t rounds = (tiles + kClusters[splits - 1] - 1) / kClusters[splits - 1];
+        const double time = static_cast<double>(rounds) * (1.0 / 7 + 1.0 * products / splits);
+        if (time < best_time) {
+            best_time = time;
+            best = splits;
+        }
+    }
+    return best;
+}
+
+// With clusters of eight and of four a token's bits are one.
 template <bool Low>
 void launch_tile(cudaStream_t stream, const RouterLogitsCudaArgs& args) {
-    if (args.tokens <= 512) {
-        launch<1, 96, Low>(stream, args, kParts);
-    } else if (args.tokens <= 1024) {
-        launch<2, 192, Low>(stream, args, kParts);
+    constexpr int kProducts = Low ? 2 : 1;
+    const bool small = args.tokens <= 512;
+    const int64_t tile = small ? 64 : 128;
+    int splits = choose_splits((args.tokens + tile - 1) / tile * (small ? 2 : 1), kProducts);
+    if (args.deterministic) {
+        splits = args.tokens <= 1024 ? kSplitsMax : kSplitsMax / 2;
+    }
+    if (small) {
+        launch<1, 96, Low>(stream, args, splits);
     } else {
-        launch<2, 192, Low>(stream, args, kParts / 2);
+        launch<2, 192, Low>(stream, args, splits);
     }
 }
 
 }  // namespace
 
 bool router_many_serves(const RouterLogitsCudaArgs& args) {
-    return args.width % kStageColumns == 0 && args.width / kStageColumns >= kParts;
+    return args.width % kStageColumns == 0 && args.width / kStageColumns >= kSplitsMax;
 }
 
 void launch_router_many(cudaStream_t stream, const RouterLogitsCudaArgs& args) {

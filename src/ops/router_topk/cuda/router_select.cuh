@@ -20,39 +20,53 @@ __device__ __forceinline__ ExpertScore expert_score(float logit, float bias) {
     return {score, ordered_bits(__fadd_rn(score, bias))};
 }
 
-// Of a lane's keys the largest, at ties the first.
+// A lane's keys in descending order, each with its place before; equal keys stay in order.
 template <int PerLane>
-__device__ __forceinline__ int best_of(const uint32_t (&key)[PerLane], uint32_t& best) {
-    int place = 0;
-    best = key[0];
+struct LaneKeys {
+    uint32_t key[PerLane];
+    uint32_t place[PerLane];
+
+    __device__ __forceinline__ void sort() {
 #pragma unroll
-    for (int j = 1; j < PerLane; ++j) {
-        place = key[j] > best ? j : place;
-        best = max(best, key[j]);
+        for (int round = 0; round < PerLane; ++round) {
+#pragma unroll
+            for (int i = round % 2; i + 1 < PerLane; i += 2) {
+                const bool swap = key[i] < key[i + 1];
+                const uint32_t k = key[i];
+                const uint32_t p = place[i];
+                key[i] = swap ? key[i + 1] : k;
+                place[i] = swap ? place[i + 1] : p;
+                key[i + 1] = swap ? k : key[i + 1];
+                place[i + 1] = swap ? p : place[i + 1];
+            }
+        }
     }
-    return place;
-}
+    __device__ __forceinline__ void drop_first(bool drop) {
+#pragma unroll
+        for (int i = 0; i + 1 < PerLane; ++i) {
+            key[i] = drop ? key[i + 1] : key[i];
+            place[i] = drop ? place[i + 1] : place[i];
+        }
+        key[PerLane - 1] = drop ? 0 : key[PerLane - 1];
+    }
+};
 
 // Marks the k best of a token's experts: bit j of the result = expert lane + 32 j is chosen.
 template <int PerLane>
-__device__ __forceinline__ uint32_t choose_experts(uint32_t (&key)[PerLane], int k, int lane) {
+__device__ __forceinline__ uint32_t choose_experts(LaneKeys<PerLane>& keys, int k, int lane) {
     uint32_t chosen = 0;
+    keys.sort();
     for (int round = 0; round < k; ++round) {
-        uint32_t best;
-        const int place = best_of(key, best);
-        const uint32_t top = __reduce_max_sync(kFullWarp, best);
-        const uint32_t owners = __ballot_sync(kFullWarp, best == top);
+        const uint32_t top = __reduce_max_sync(kFullWarp, keys.key[0]);
+        const uint32_t owners = __ballot_sync(kFullWarp, keys.key[0] == top);
         int winner = __ffs(static_cast<int>(owners)) - 1;
         if ((owners & (owners - 1)) != 0) {  // ties: the lowest expert
-            const uint32_t expert = best == top ? static_cast<uint32_t>(lane + kWarp * place) : 0xFFFFu;
+            const uint32_t expert =
+                keys.key[0] == top ? static_cast<uint32_t>(lane) + kWarp * keys.place[0] : 0xFFFFu;
             winner = static_cast<int>(__reduce_min_sync(kFullWarp, expert) % kWarp);
         }
-#pragma unroll
-        for (int j = 0; j < PerLane; ++j) {
-            const bool mine = lane == winner && j == place;
-            chosen |= mine ? 1u << j : 0u;
-            key[j] = mine ? 0 : key[j];
-        }
+        chosen |= lane == winner ? 1u << keys.place[0] : 0u;
+        keys.drop_first(lane == winner);
     }
     return chosen;
 }
@@ -76,12 +90,13 @@ __device__ __forceinline__ void select_experts(const RouterTopkCudaArgs& args, i
                                                const ExpertScore (&score)[PerLane], SelectRoom& room) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int k = static_cast<int>(args.k);
-    uint32_t key[PerLane];
+    LaneKeys<PerLane> keys;
 #pragma unroll
     for (int j = 0; j < PerLane; ++j) {
-        key[j] = score[j].key;
+        keys.key[j] = score[j].key;
+        keys.place[j] = static_cast<uint32_t>(j);
     }
-    const uint32_t chosen = choose_experts(key, k, lane);
+    const uint32_t chosen = choose_experts(keys, k, lane);
     int before = 0;  // chosen experts of lower index
 #pragma unroll
     for (int j = 0; j < PerLane; ++j) {

@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(kThreads) router_topk_kernel(RouterTopkCudaArg
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const int64_t token = blockIdx.x * static_cast<int64_t>(kThreads / kWarp) + warp;
-    let_next_kernel_start();
     wait_for_previous_kernel();
+    let_next_kernel_start();
     if (token >= args.tokens) {
         return;
     }

@@ -175,6 +175,9 @@ inline std::vector<CudaOpCase> router_logits_cuda_cases() {
         for (const int64_t tokens : {127, 513, 1025, 2049}) {
             cases.push_back(router_logits_cuda_case({tokens, 192, 640, float32, true}, false));
         }
+        for (const int64_t tokens : {511, 2049, 4200, 5100}) {  // clusters of six, three and two
+            cases.push_back(router_logits_cuda_case({tokens, 192, 640, float32}, false));
+        }
         for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 2048, 4096, 8192}) {
             cases.push_back(router_logits_cuda_case({tokens, 192, 4096, float32}, true));
         }
