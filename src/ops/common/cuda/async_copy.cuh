@@ -64,6 +64,11 @@ __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// The same for global memory too: data that other threads wrote and the copy engine shall read.
+__device__ __forceinline__ void fence_proxy_async_all() {
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 // A box of a two-dimensional tensor: `column`, `row` = its first element. Out-of-range elements are zeros;
 // the barrier gets the whole box's bytes in any case.
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, int column, int row,
@@ -85,13 +90,19 @@ __device__ __forceinline__ void copy_box_once(uint32_t to, const CUtensorMap* ma
         "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
         : "memory");
 }
-// The same of a tensor of three or four dimensions; place: of the first element, the innermost dimension
+// The same of a tensor of three to five dimensions; place: of the first element, the innermost dimension
 // first.
 template <int Rank>
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, const int (&place)[Rank],
                                          uint32_t barrier) {
-    static_assert(Rank == 3 || Rank == 4);
-    if constexpr (Rank == 3) {
+    static_assert(Rank >= 3 && Rank <= 5);
+    if constexpr (Rank == 5) {
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+            " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+            "l"(map), "r"(place[0]), "r"(place[1]), "r"(place[2]), "r"(place[3]), "r"(place[4]), "r"(barrier)
+            : "memory");
+    } else if constexpr (Rank == 3) {
         asm volatile(
             "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
             " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
@@ -112,6 +123,28 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
+}
+
+// A box the other way. Out-of-range elements are not written. The copies of a thread since the last
+// store_box_commit() are a group.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, int column, int row, uint32_t from) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+        "r"(column), "r"(row), "r"(from)
+        : "memory");
+}
+__device__ __forceinline__ void store_box_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until at most Pending groups of this thread still read shared memory.
+template <int Pending>
+__device__ __forceinline__ void store_box_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
+}
+
+// Until all of this thread are done.
+__device__ __forceinline__ void store_box_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {

@@ -25,20 +25,25 @@ struct DependentLaunch {
     int threads = 0;
     int shared_bytes = 0;
     cudaStream_t stream = nullptr;
+    int cluster = 1;  // blocks of a cluster, along x
 };
 // Enters a kernel that may start before the one before it has ended.
 template <typename... Args>
 cudaError_t launch_dependent(const DependentLaunch& launch, void (*kernel)(Args...), const Args&... args) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = static_cast<unsigned>(launch.cluster);
+    attributes[1].val.clusterDim.y = 1;
+    attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = launch.grid;
     config.blockDim = dim3(static_cast<unsigned>(launch.threads));
     config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
     config.stream = launch.stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = launch.cluster > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, args...);
 }
 

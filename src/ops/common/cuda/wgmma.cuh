@@ -307,6 +307,12 @@ __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_
                  "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
                  : "memory");
 }
+// The same of two matrices: lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t (&matrices)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+                 "r"(matrices[0]), "r"(matrices[1])
+                 : "memory");
+}
 __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&matrices)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])

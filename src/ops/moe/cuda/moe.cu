@@ -2,277 +2,140 @@
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
-#include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/tensor_map.h"
 #include "ops/linear/cuda/linear_cuda.h"
-#include "ops/moe/cuda/grouped_gemm.cuh"
+#include "ops/moe/cuda/combine.cuh"
+#include "ops/moe/cuda/experts_kernel.cuh"
 #include "ops/moe/cuda/moe_cuda.h"
+#include "ops/moe/cuda/plan.cuh"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kExpertsMax = 1024;
-constexpr int kSortThreads = 1024;
-constexpr int kCombineThreads = 256;
+// Tiles for few, some and many tokens an expert. At few the weights' rows are cut finer.
+using NarrowShape = ExpertsShape<1, 16, 11>;
+using MiddleShape = ExpertsShape<2, 64, 5>;
+using WideShape = ExpertsShape<2, 192, 4>;
 
-// Rows of a tile: near the mean rows of an expert, so that few tiles are mostly empty and few experts need
-// many.
-int choose_tile(int64_t tokens, int64_t k, int64_t experts) {
+// From here on x is copied into the order of the rows: rows an expert, and outputs that hide the copy.
+constexpr int64_t kSortedMean = 128;
+constexpr int64_t kSortedWidth = 512;
+
+int choose_tile_max(int64_t tokens, int64_t k, int64_t experts) {
     const int64_t mean = experts > 0 ? tokens * k / experts : tokens;
-    return mean <= 12 ? 16 : mean <= 48 ? 64 : 128;
+    const int64_t middle = experts > 0 ? 48 : MiddleShape::kTileMax;
+    return mean <= 12 ? NarrowShape::kTileMax : mean <= middle ? MiddleShape::kTileMax : WideShape::kTileMax;
+}
+
+int64_t round_up(int64_t value, int64_t to) {
+    return (value + to - 1) / to * to;
 }
 
 struct Layout {
-    int tile = 0;
+    int tile_max = 0;
+    bool x_sorted = false;
     int64_t routed_rows = 0;
     int64_t rows = 0;
     int64_t act_width = 0;
-    int64_t counts = 0, items = 0, row_source = 0, slots = 0, x = 0, shared_x = 0, act = 0,
-            out = 0;  // offsets
+    int64_t shared_items = 0;
+    int64_t shared_rows = 0;  // of an item
+    int64_t counters_count = 0;
+    // Offsets.
+    int64_t counters = 0, items = 0, row_source = 0, slots = 0, x = 0, shared_x = 0, sorted_x = 0;
+    int64_t act = 0, out = 0;
     int64_t bytes = 0;
 };
 
-Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k) {
+// The counters: the next tile, the number of routed items, ready[items].
+constexpr int64_t kReady = 2;
+
+// Rows of an item of the shared expert, at most tile_max and as equal as steps of 16 allow. The tiles of a
+// dense layer are few and long: there the blocks' last round counts as well.
+int64_t shared_item_rows(const MoeCudaTensors& tensors, int64_t tokens, int64_t tile_max, int64_t sm_count) {
+    const auto rows_of = [tokens](int64_t items) { return round_up((tokens + items - 1) / items, 16); };
+    const int64_t fewest = (tokens + tile_max - 1) / tile_max;
+    if (tensors.experts > 0 || tile_max < WideShape::kTileMax) {
+        return rows_of(fewest);
+    }
+    const auto rounds = [sm_count](int64_t tiles) { return (tiles + sm_count - 1) / sm_count; };
+    const int64_t gate_tiles = (tensors.shared_width + WideShape::kOutputs - 1) / WideShape::kOutputs;
+    const int64_t down_tiles = (tensors.hidden + WideShape::kWeightRows - 1) / WideShape::kWeightRows;
+    int64_t best = 0;
+    int64_t best_cost = 0;
+    for (int64_t items = fewest; items <= 2 * fewest; ++items) {
+        const int64_t rows = rows_of(items);
+        const int64_t cost = rows * (rounds(items * gate_tiles) * tensors.hidden +
+                                     rounds(items * down_tiles) * tensors.shared_width);
+        if (best == 0 || cost < best_cost) {
+            best = rows;
+            best_cost = cost;
+        }
+    }
+    return best;
+}
+
+Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int64_t sm_count) {
     Layout layout;
-    layout.tile = choose_tile(tokens, k, tensors.experts);
+    layout.tile_max = choose_tile_max(tokens, k, tensors.experts);
+    // The rows of the shared expert alone lie in their order already.
+    layout.x_sorted =
+        layout.tile_max == WideShape::kTileMax &&
+        (tensors.experts == 0 || (tensors.dtype == DType::kFloat8E4M3 && tensors.width >= kSortedWidth &&
+                                  tokens * k / tensors.experts >= kSortedMean));
     layout.routed_rows = tokens * k;
     layout.rows = layout.routed_rows + (tensors.shared_width > 0 ? tokens : 0);
     layout.act_width = std::max(tensors.width, tensors.shared_width);
+    if (tensors.shared_width > 0) {
+        layout.shared_rows = shared_item_rows(tensors, tokens, layout.tile_max, sm_count);
+        layout.shared_items = (tokens + layout.shared_rows - 1) / layout.shared_rows;
+    }
     // Every expert may add one partly filled tile.
-    const int64_t items = layout.rows / layout.tile + std::min(tensors.experts, layout.routed_rows) + 1;
+    const int64_t items =
+        layout.routed_rows / layout.tile_max + std::min(tensors.experts, layout.routed_rows) + 1;
+    layout.counters_count = kReady + layout.shared_items + items;
     const bool fp8 = tensors.dtype == DType::kFloat8E4M3;
     const auto take = [&layout](int64_t bytes) {
         const int64_t at = layout.bytes;
-        layout.bytes += (bytes + 255) / 256 * 256;
+        layout.bytes += round_up(bytes, 256);
         return at;
     };
-    layout.counts = take(2 * 4);
-    layout.items = take(items * static_cast<int64_t>(sizeof(GemmItem)));
-    layout.row_source = take(layout.rows * 4);
+    layout.counters = take(layout.counters_count * 4);
+    layout.items = take(items * static_cast<int64_t>(sizeof(ExpertsItem)));
+    layout.row_source = take(layout.routed_rows * 4);
     layout.slots = take(layout.routed_rows * 4);
     layout.x = take(fp8 ? tokens * tensors.hidden : 0);
     layout.shared_x = take(fp8 ? tokens * tensors.hidden : 0);
+    layout.sorted_x = take(layout.x_sorted ? layout.routed_rows * tensors.hidden : 0);
     layout.act = take(layout.rows * layout.act_width * dtype_size(tensors.dtype));
     layout.out = take(layout.rows * tensors.hidden * 2);
     return layout;
 }
 
-struct SortArgs {
-    const int32_t* chosen = nullptr;  // [tokens, k]
-    int32_t tokens = 0;
-    int32_t k = 0;
-    int32_t experts = 0;
-    int32_t tile = 0;
-    bool shared = false;
-    int32_t* counts = nullptr;  // [2]
-    GemmItem* items = nullptr;
-    int32_t* row_source = nullptr;  // [tokens * k + tokens]
-    int32_t* slots = nullptr;       // [tokens * k]: the sorted row of each pair, -1 without one
-};
-
-// Inclusive prefix sum over the block's threads. `shared` holds one value a warp.
-__device__ int block_prefix(int value, int* shared) {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-    for (int offset = 1; offset < 32; offset *= 2) {
-        const int other = __shfl_up_sync(0xFFFFFFFFu, value, offset);
-        value += lane >= offset ? other : 0;
-    }
-    if (lane == 31) {
-        shared[warp] = value;
-    }
-    __syncthreads();
-    int before = 0;
-    for (int w = 0; w < warp; ++w) {
-        before += shared[w];
-    }
-    __syncthreads();
-    return value + before;
+template <bool Fp8, typename Shape>
+void launch_shape(cudaStream_t stream, const ExpertsArgs& args, int blocks) {
+    cuda_check(cudaFuncSetAttribute(experts_kernel<Fp8, Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    Shape::kBytes));
+    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks)),
+                                 .threads = kExpertsThreads,
+                                 .shared_bytes = Shape::kBytes,
+                                 .stream = stream},
+                                experts_kernel<Fp8, Shape>, args));
 }
 
-// Counting sort of the pairs by expert, and the items that the GEMMs work through. One block: 64 tokens have
-// 512 pairs, 4,096 tokens 32,768. Rows within an expert are in no fixed order; no result depends on it.
-__global__ void __launch_bounds__(kSortThreads) sort_pairs(SortArgs args) {
-    __shared__ int32_t count[kExpertsMax];
-    __shared__ int32_t next[kExpertsMax];
-    __shared__ int32_t warps[kSortThreads / 32];
-    const int thread = static_cast<int>(threadIdx.x);
-    const int pairs = args.tokens * args.k;
-    count[thread] = 0;
-    __syncthreads();
-    for (int i = thread; i < pairs; i += kSortThreads) {
-        const int expert = args.chosen[i];
-        if (expert >= 0 && expert < args.experts) {
-            atomicAdd(&count[expert], 1);
-        }
-    }
-    __syncthreads();
-    const int mine = count[thread];
-    const int tiles = (mine + args.tile - 1) / args.tile;
-    const int first = block_prefix(mine, warps) - mine;
-    const int tiles_end = block_prefix(tiles, warps);
-    next[thread] = first;
-    for (int i = 0; i < tiles; ++i) {
-        args.items[tiles_end - tiles + i] = {
-            .expert = thread, .row = first + i * args.tile, .rows = min(args.tile, mine - i * args.tile)};
-    }
-    if (thread == kSortThreads - 1) {
-        args.counts[0] = tiles_end;
-        args.counts[1] = args.shared ? (args.tokens + args.tile - 1) / args.tile : 0;
-        warps[0] = tiles_end;
-    }
-    __syncthreads();
-    const int routed_items = warps[0];
-    for (int i = thread; i < pairs; i += kSortThreads) {
-        const int expert = args.chosen[i];
-        int row = -1;
-        if (expert >= 0 && expert < args.experts) {
-            row = atomicAdd(&next[expert], 1);
-            args.row_source[row] = i / args.k;
-        }
-        args.slots[i] = row;
-    }
-    if (!args.shared) {
-        return;
-    }
-    for (int i = thread; i < args.tokens; i += kSortThreads) {
-        args.row_source[pairs + i] = i;
-        if (i % args.tile == 0) {
-            args.items[routed_items + i / args.tile] = {
-                .expert = args.experts, .row = pairs + i, .rows = min(args.tile, args.tokens - i)};
-        }
-    }
-}
-
-struct CombineArgs {
-    const __nv_bfloat16* out = nullptr;  // [rows, hidden]
-    const int32_t* slots = nullptr;      // [tokens, k]
-    const float* weights = nullptr;      // [tokens, k]
-    int32_t hidden = 0;
-    int32_t k = 0;
-    int32_t shared_row = -1;     // of token 0; -1 without a shared expert
-    __nv_bfloat16* y = nullptr;  // [tokens, hidden]
-};
-
-// Reads k + 1 rows and y, writes y: tokens * (k + 3) * 2 * hidden bytes.
-__global__ void __launch_bounds__(kCombineThreads) combine(CombineArgs args) {
-    const int token = static_cast<int>(blockIdx.y);
-    const int column = static_cast<int>(blockIdx.x * kCombineThreads + threadIdx.x) * 8;
-    if (column >= args.hidden) {
-        return;
-    }
-    float sum[8] = {};
-#pragma unroll 8
-    for (int i = 0; i < args.k; ++i) {
-        const int row = args.slots[token * args.k + i];
-        if (row >= 0) {
-            float part[8];
-            load_bf16x8(args.out + static_cast<int64_t>(row) * args.hidden + column, part);
-            const float weight = args.weights[token * args.k + i];
-#pragma unroll
-            for (int c = 0; c < 8; ++c) {
-                sum[c] = fmaf(weight, part[c], sum[c]);
-            }
-        }
-    }
-    if (args.shared_row >= 0) {
-        float part[8];
-        load_bf16x8(args.out + static_cast<int64_t>(args.shared_row + token) * args.hidden + column, part);
-#pragma unroll
-        for (int c = 0; c < 8; ++c) {
-            sum[c] = round_bf16(sum[c]) + part[c];
-        }
-    }
-    __nv_bfloat16* y = args.y + static_cast<int64_t>(token) * args.hidden + column;
-    float residual[8];
-    load_bf16x8(y, residual);
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-        residual[c] += round_bf16(sum[c]);
-    }
-    store_bf16x8(residual, y);
-}
-
-template <bool Fp8, int Tile, bool Swiglu>
-void launch_tile(cudaStream_t stream, const GemmArgs& args, int blocks) {
-    constexpr int kBytes = GemmLayout<Tile>::kBytes;
-    cuda_check(cudaFuncSetAttribute(grouped_gemm<Fp8, Tile, Swiglu>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    grouped_gemm<Fp8, Tile, Swiglu><<<static_cast<unsigned>(blocks), kGemmThreads, kBytes, stream>>>(args);
-    cuda_check_launch();
-}
-
-template <bool Fp8, bool Swiglu>
-void launch_gemm(cudaStream_t stream, const GemmArgs& args, int tile, int blocks) {
-    if (tile == 16) {
-        launch_tile<Fp8, 16, Swiglu>(stream, args, blocks);
-    } else if (tile == 64) {
-        launch_tile<Fp8, 64, Swiglu>(stream, args, blocks);
+template <bool Fp8>
+void launch_experts(cudaStream_t stream, const ExpertsArgs& args, int tile_max, int blocks) {
+    if (tile_max == NarrowShape::kTileMax) {
+        launch_shape<Fp8, NarrowShape>(stream, args, blocks);
+    } else if (tile_max == MiddleShape::kTileMax) {
+        launch_shape<Fp8, MiddleShape>(stream, args, blocks);
     } else {
-        launch_tile<Fp8, 128, Swiglu>(stream, args, blocks);
+        launch_shape<Fp8, WideShape>(stream, args, blocks);
     }
 }
 
 // Whether the routed and the shared experts read the same fp8 activations.
 bool one_input(const MoeCudaTensors& t) {
     return t.experts == 0 || t.shared_width == 0 || t.input_scale == t.shared_input_scale;
-}
-
-template <bool Fp8>
-void launch_gemms(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout) {
-    const MoeCudaTensors& t = args.weights->tensors;
-    const int32_t size = Fp8 ? 1 : 2;
-    const auto* x = static_cast<const uint8_t*>(args.x);
-    const auto* shared_x = x;
-    if constexpr (Fp8) {
-        x = args.x8 != nullptr ? args.x8 : reinterpret_cast<const uint8_t*>(args.workspace + layout.x);
-        shared_x = one_input(t) ? x : reinterpret_cast<const uint8_t*>(args.workspace + layout.shared_x);
-    }
-    const int32_t hidden = static_cast<int32_t>(t.hidden);
-    const int32_t act_stride = static_cast<int32_t>(layout.act_width) * size;
-    GemmArgs gemm{.items = reinterpret_cast<const cuda::GemmItem*>(args.workspace + layout.items),
-                  .item_counts = reinterpret_cast<const int32_t*>(args.workspace + layout.counts),
-                  .row_source = reinterpret_cast<const int32_t*>(args.workspace + layout.row_source),
-                  .experts = static_cast<int32_t>(t.experts),
-                  .out = args.workspace + layout.act,
-                  .out_stride = layout.act_width};
-    gemm.routed = {.weights = args.weights->gate_up,
-                   .x = x,
-                   .x_stride = hidden * size,
-                   .input_bytes = hidden * size,
-                   .outputs = static_cast<int32_t>(t.width),
-                   .scale = t.gate_up_scale,
-                   .input_scale = t.input_scale,
-                   .output_scale = t.down_input_scale};
-    gemm.shared = {.weights = args.weights->shared_gate_up,
-                   .x = shared_x,
-                   .x_stride = hidden * size,
-                   .input_bytes = hidden * size,
-                   .outputs = static_cast<int32_t>(t.shared_width),
-                   .scale = t.shared_gate_up_scale,
-                   .input_scale = t.shared_input_scale,
-                   .output_scale = t.shared_down_input_scale};
-    launch_gemm<Fp8, true>(stream, gemm, layout.tile, args.sm_count);
-
-    const auto* act = reinterpret_cast<const uint8_t*>(args.workspace + layout.act);
-    gemm.row_source = nullptr;
-    gemm.out = args.workspace + layout.out;
-    gemm.out_stride = t.hidden;
-    gemm.routed = {.weights = args.weights->down,
-                   .x = act,
-                   .x_stride = act_stride,
-                   .input_bytes = static_cast<int32_t>(t.width) * size,
-                   .outputs = hidden,
-                   .scale = t.down_scale,
-                   .input_scales = t.down_input_scale};
-    gemm.shared = {.weights = args.weights->shared_down,
-                   .x = act,
-                   .x_stride = act_stride,
-                   .input_bytes = static_cast<int32_t>(t.shared_width) * size,
-                   .outputs = hidden,
-                   .scale = t.shared_down_scale,
-                   .input_scales = t.shared_down_input_scale};
-    launch_gemm<Fp8, false>(stream, gemm, layout.tile, args.sm_count);
 }
 
 void quantise_inputs(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout) {
@@ -292,6 +155,115 @@ void quantise_inputs(cudaStream_t stream, const MoeCudaArgs& args, const Layout&
     }
 }
 
+PlanArgs plan_args(const MoeCudaArgs& args, const Layout& layout) {
+    auto* counters = reinterpret_cast<int32_t*>(args.workspace + layout.counters);
+    return {.chosen = args.chosen,
+            .tokens = static_cast<int32_t>(args.tokens),
+            .k = static_cast<int32_t>(args.k),
+            .experts = static_cast<int32_t>(args.weights->tensors.experts),
+            .tile_max = layout.tile_max,
+            .counters = counters,
+            .counters_count = static_cast<int32_t>(layout.counters_count),
+            .routed_items = counters + 1,
+            .items = reinterpret_cast<ExpertsItem*>(args.workspace + layout.items),
+            .row_source = reinterpret_cast<int32_t*>(args.workspace + layout.row_source),
+            .slots = reinterpret_cast<int32_t*>(args.workspace + layout.slots)};
+}
+
+ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const PlanArgs& plan) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    const bool fp8 = t.dtype == DType::kFloat8E4M3;
+    const bool narrow = layout.tile_max == NarrowShape::kTileMax;
+    const auto* x = static_cast<const uint8_t*>(args.x);
+    const auto* shared_x = x;
+    if (fp8) {
+        x = args.x8 != nullptr ? args.x8 : reinterpret_cast<const uint8_t*>(args.workspace + layout.x);
+        shared_x = one_input(t) ? x : reinterpret_cast<const uint8_t*>(args.workspace + layout.shared_x);
+    }
+    const MoeCudaMaps& routed = args.weights->routed;
+    const MoeCudaMaps& shared = args.weights->shared;
+    std::byte* act = args.workspace + layout.act;
+    // What lies past an expert's own width reads as zeros.
+    const auto act_map = [&](int64_t width) {
+        return make_tensor_map(act, {.dtype = t.dtype,
+                                     .rank = 2,
+                                     .sizes = {width, layout.rows},
+                                     .strides = {layout.act_width * dtype_size(t.dtype)},
+                                     .box = {kRowBoxRows}});
+    };
+    ExpertsArgs out{.out_map = make_tensor_map(args.workspace + layout.out, DType::kBFloat16, layout.rows,
+                                               t.hidden, kRowBoxRows),
+                    .hidden = static_cast<int32_t>(t.hidden),
+                    .x_stride = static_cast<int32_t>(t.hidden * dtype_size(t.dtype)),
+                    .tokens = static_cast<int32_t>(args.tokens),
+                    .x_sorted = layout.x_sorted,
+                    .shared_items = static_cast<int32_t>(layout.shared_items),
+                    .shared_rows = static_cast<int32_t>(layout.shared_rows),
+                    .shared_row = static_cast<int32_t>(layout.routed_rows),
+                    .items = plan.items,
+                    .routed_items = plan.routed_items,
+                    .row_source = plan.row_source,
+                    .next_tile = plan.counters,
+                    .ready = plan.counters + kReady,
+                    .act = reinterpret_cast<uint8_t*>(act),
+                    .out = args.workspace + layout.out,
+                    .act_stride = layout.act_width};
+    out.routed = {.gate_up = narrow ? routed.gate_up_fine : routed.gate_up,
+                  .down = routed.down,
+                  .act = t.width > 0 ? act_map(t.width) : CUtensorMap{},
+                  .width = static_cast<int32_t>(t.width),
+                  .x = x,
+                  .input_scale = t.input_scale,
+                  .gate_up_scale = t.gate_up_scale,
+                  .down_scale = t.down_scale,
+                  .down_input_scale = t.down_input_scale};
+    out.shared = {.gate_up = narrow ? shared.gate_up_fine : shared.gate_up,
+                  .down = shared.down,
+                  .act = t.shared_width > 0 ? act_map(t.shared_width) : CUtensorMap{},
+                  .width = static_cast<int32_t>(t.shared_width),
+                  .x = shared_x,
+                  .input_scale = t.shared_input_scale,
+                  .gate_up_scale = t.shared_gate_up_scale,
+                  .down_scale = t.shared_down_scale,
+                  .down_input_scale = t.shared_down_input_scale};
+    if (layout.x_sorted) {
+        if (t.experts > 0) {
+            out.routed.x_rows = make_tensor_map(args.workspace + layout.sorted_x, t.dtype, layout.routed_rows,
+                                                t.hidden, kRowBoxRows);
+        }
+        out.shared.x_rows = make_tensor_map(shared_x, t.dtype, args.tokens, t.hidden, kRowBoxRows);
+    }
+    return out;
+}
+
+// The maps order the rows of a box of gate and up as the sums of SwiGLU need them in a thread, which holds
+// rows r and r + 8 of each 16: with few tokens (`fine`) 8 rows of gate, then the same 8 of up; otherwise all
+// of one matrix, and with e4m3 first the even ones of 16, then the odd ones.
+MoeCudaMaps make_maps(const MoeCudaTensors& t, bool shared) {
+    const DType dtype = t.dtype;
+    const void* gate_up = shared ? t.shared_gate_up : t.gate_up;
+    const void* down = shared ? t.shared_down : t.down;
+    const int64_t experts = shared ? 1 : t.experts;
+    const int64_t width = shared ? t.shared_width : t.width;
+    const int64_t hidden = t.hidden;
+    const int64_t row = hidden * dtype_size(dtype);
+    const bool pairs = dtype == DType::kFloat8E4M3;
+    MoeCudaMaps maps;
+    maps.gate_up = make_tensor_map(
+        gate_up, {.dtype = dtype,
+                  .rank = 5,
+                  .sizes = {hidden, 8, 2, width / 16, 2 * experts},
+                  .strides = {pairs ? 2 * row : row, pairs ? row : 8 * row, 16 * row, width * row},
+                  .box = {8, 2, 4, 1}});
+    maps.gate_up_fine = make_tensor_map(gate_up, {.dtype = dtype,
+                                                  .rank = 5,
+                                                  .sizes = {hidden, 8, 2, width / 8, experts},
+                                                  .strides = {row, width * row, 8 * row, 2 * width * row},
+                                                  .box = {8, 2, 8, 1}});
+    maps.down = make_tensor_map(down, dtype, experts * hidden, width, 128);
+    return maps;
+}
+
 }  // namespace
 }  // namespace tessera::cuda
 
@@ -305,61 +277,70 @@ MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors) {
     check(t.dtype == DType::kBFloat16 || t.dtype == DType::kFloat8E4M3, "moe: bfloat16 or e4m3 weights only");
     MoeCudaWeights weights{.tensors = t};
     if (t.experts > 0) {
-        weights.gate_up = cuda::make_tensor_map(t.gate_up, t.dtype, t.experts * 2 * t.width, t.hidden, 128);
-        weights.down = cuda::make_tensor_map(t.down, t.dtype, t.experts * t.hidden, t.width, 128);
+        weights.routed = cuda::make_maps(t, false);
     }
     if (t.shared_width > 0) {
-        weights.shared_gate_up =
-            cuda::make_tensor_map(t.shared_gate_up, t.dtype, 2 * t.shared_width, t.hidden, 128);
-        weights.shared_down = cuda::make_tensor_map(t.shared_down, t.dtype, t.hidden, t.shared_width, 128);
+        weights.shared = cuda::make_maps(t, true);
     }
     return weights;
 }
 
 int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_max, int64_t k) {
-    // A smaller batch may use smaller tiles, and so more items.
-    const int64_t items =
-        (tokens_max * (k + 1) / 16 + tensors.experts + 1) * static_cast<int64_t>(sizeof(cuda::GemmItem));
-    return cuda::make_layout(tensors, tokens_max, k).bytes + items;
+    // A smaller batch may use smaller tiles, and so more items and counters.
+    const int64_t items = tokens_max * (k + 1) / 16 + tensors.experts + 2;
+    return cuda::make_layout(tensors, tokens_max, k, 1).bytes +
+           items * static_cast<int64_t>(sizeof(cuda::ExpertsItem) + 4);
 }
 
 void moe_cuda(cudaStream_t stream, const MoeCudaArgs& args) {
     const MoeCudaTensors& t = args.weights->tensors;
     check(args.tokens >= 1 && args.sm_count >= 1,
           "moe: needs tokens and the device's number of multiprocessors");
-    const cuda::Layout layout = cuda::make_layout(t, args.tokens, args.k);
-    auto* slots = reinterpret_cast<int32_t*>(args.workspace + layout.slots);
-    const cuda::SortArgs sort_args{
-        .chosen = args.chosen,
-        .tokens = static_cast<int32_t>(args.tokens),
-        .k = static_cast<int32_t>(args.k),
-        .experts = static_cast<int32_t>(t.experts),
-        .tile = layout.tile,
-        .shared = t.shared_width > 0,
-        .counts = reinterpret_cast<int32_t*>(args.workspace + layout.counts),
-        .items = reinterpret_cast<cuda::GemmItem*>(args.workspace + layout.items),
-        .row_source = reinterpret_cast<int32_t*>(args.workspace + layout.row_source),
-        .slots = slots};
-    cuda::sort_pairs<<<1, cuda::kSortThreads, 0, stream>>>(sort_args);
-    cuda_check_launch();
-    if (t.dtype == DType::kFloat8E4M3) {
+    const cuda::Layout layout = cuda::make_layout(t, args.tokens, args.k, args.sm_count);
+    const bool fp8 = t.dtype == DType::kFloat8E4M3;
+    if (fp8) {
         cuda::quantise_inputs(stream, args, layout);
-        cuda::launch_gemms<true>(stream, args, layout);
-    } else {
-        cuda::launch_gemms<false>(stream, args, layout);
     }
-    const cuda::CombineArgs combine_args{
-        .out = reinterpret_cast<const __nv_bfloat16*>(args.workspace + layout.out),
-        .slots = slots,
-        .weights = args.expert_weights,
-        .hidden = static_cast<int32_t>(t.hidden),
-        .k = static_cast<int32_t>(args.k),
-        .shared_row = t.shared_width > 0 ? static_cast<int32_t>(layout.routed_rows) : -1,
-        .y = static_cast<__nv_bfloat16*>(args.y)};
+    const cuda::PlanArgs plan = cuda::plan_args(args, layout);
+    const int plan_blocks = args.tokens * args.k > cuda::kPlanPairs ? cuda::kPlanCluster : 1;
+    cuda_check(cuda::launch_dependent({.grid = dim3(static_cast<unsigned>(plan_blocks)),
+                                       .threads = cuda::kPlanThreads,
+                                       .stream = stream,
+                                       .cluster = plan_blocks},
+                                      cuda::plan_kernel, plan));
+    const cuda::ExpertsArgs experts = cuda::experts_args(args, layout, plan);
+    if (layout.x_sorted && t.experts > 0) {
+        const cuda::SortRowsArgs sort{.x = experts.routed.x,
+                                      .slots = plan.slots,
+                                      .pairs = static_cast<int32_t>(layout.routed_rows),
+                                      .k = static_cast<int32_t>(args.k),
+                                      .row_bytes = experts.x_stride,
+                                      .sorted = reinterpret_cast<uint8_t*>(args.workspace + layout.sorted_x)};
+        constexpr int kRows = cuda::kSortRowsThreads / 32;
+        cuda_check(cuda::launch_dependent(
+            {.grid = dim3(static_cast<unsigned>((layout.routed_rows + kRows - 1) / kRows)),
+             .threads = cuda::kSortRowsThreads,
+             .stream = stream},
+            cuda::sort_rows_kernel, sort));
+    }
+    if (fp8) {
+        cuda::launch_experts<true>(stream, experts, layout.tile_max, args.sm_count);
+    } else {
+        cuda::launch_experts<false>(stream, experts, layout.tile_max, args.sm_count);
+    }
+    const cuda::CombineArgs combine{.out = static_cast<const __nv_bfloat16*>(experts.out),
+                                    .slots = plan.slots,
+                                    .weights = args.expert_weights,
+                                    .hidden = static_cast<int32_t>(t.hidden),
+                                    .k = static_cast<int32_t>(args.k),
+                                    .shared_row = t.shared_width > 0 ? experts.shared_row : -1,
+                                    .y = static_cast<__nv_bfloat16*>(args.y)};
     const int64_t blocks = (t.hidden / 8 + cuda::kCombineThreads - 1) / cuda::kCombineThreads;
-    cuda::combine<<<dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args.tokens)),
-                    cuda::kCombineThreads, 0, stream>>>(combine_args);
-    cuda_check_launch();
+    cuda_check(cuda::launch_dependent(
+        {.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args.tokens)),
+         .threads = cuda::kCombineThreads,
+         .stream = stream},
+        cuda::combine_kernel, combine));
 }
 
 }  // namespace tessera

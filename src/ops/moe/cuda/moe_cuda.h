@@ -1,8 +1,10 @@
 // moe on CUDA: y += sum over the chosen experts of w * down(silu(gate x) * up x), + the shared expert.
 // Without routed experts it is a dense SwiGLU layer (the shared weights alone).
 //
-// Five launches: sort the (token, expert) pairs by expert; quantise x (fp8 weights only); grouped GEMM gate
-// and up with SwiGLU; grouped GEMM down; combine. All sizes that depend on the routing stay on the device.
+// Three or four launches: the plan sorts the (token, expert) pairs by expert; with many rows an expert x is
+// copied into their order; one kernel for gate, up, SwiGLU and down; combine. Before them x is quantised, if
+// the caller has not. All sizes that depend on the routing stay on the device. Each may start while the one
+// before it ends (ops/common/cuda/dependent_launch.cuh).
 //
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
 // each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids), so its bits do
@@ -43,13 +45,16 @@ struct MoeCudaTensors {
     float shared_input_scale = 1;
 };
 
+struct MoeCudaMaps {
+    CUtensorMap gate_up;
+    CUtensorMap gate_up_fine;  // for few tokens
+    CUtensorMap down;
+};
 // The tensors with their tensor maps: made once at start; the device memory must outlive it.
 struct MoeCudaWeights {
     MoeCudaTensors tensors;
-    CUtensorMap gate_up;
-    CUtensorMap down;
-    CUtensorMap shared_gate_up;
-    CUtensorMap shared_down;
+    MoeCudaMaps routed;
+    MoeCudaMaps shared;
 };
 
 // REQUIRES: hidden, width and shared_width multiples of 16

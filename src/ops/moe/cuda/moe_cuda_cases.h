@@ -10,6 +10,7 @@
 #include "device/cuda/device_props.h"
 #include "ops/cuda/cuda_case.h"
 #include "ops/cuda/cuda_noise.h"
+#include "ops/linear/cuda/linear_cuda.h"
 #include "ops/moe/cuda/moe_cuda.h"
 
 namespace tessera {
@@ -24,8 +25,9 @@ struct MoeCudaSpec {
     int64_t shared_width = 1536;
     bool fp8 = false;
     bool same_input_scale = true;
-    bool padding = false;  // every third token has no experts
-    bool hot = false;      // every token chooses expert 0
+    bool padding = false;   // every third token has no experts
+    bool hot = false;       // every token chooses expert 0
+    bool given_x8 = false;  // x comes quantised too, as the engine's norm gives it
 };
 
 // Each set has weights and a routing of its own.
@@ -60,6 +62,15 @@ class MoeCudaCase {
             share = 0.3f + 0.2f * random_.uniform();
         }
         d_shares_ = std::make_unique<DeviceArray<float>>(data.budget, shares_, 1);
+        if (spec.given_x8) {
+            x8_ = std::make_unique<DeviceScratch>(data, spec.tokens * spec.hidden, data.sets);
+            for (int set = 0; set < data.sets; ++set) {
+                quantize_cuda(nullptr, {.x = x_.at(set),
+                                        .count = spec.tokens * spec.hidden,
+                                        .scale = input_scale(spec.experts == 0),
+                                        .y = x8_->at(set)});
+            }
+        }
         const int64_t bytes = moe_cuda_workspace_bytes(weights_[0].tensors, spec.tokens, spec.k);
         workspace_ = std::make_unique<DeviceScratch>(data, bytes, 1);
     }
@@ -67,6 +78,7 @@ class MoeCudaCase {
     void launch(cudaStream_t stream, int set) {
         moe_cuda(stream, {.weights = &weights_[static_cast<size_t>(set)],
                           .x = x_.at(set),
+                          .x8 = x8_ != nullptr ? reinterpret_cast<const uint8_t*>(x8_->at(set)) : nullptr,
                           .tokens = spec_.tokens,
                           .k = spec_.k,
                           .chosen = d_chosen_[static_cast<size_t>(set)]->at(0),
@@ -259,6 +271,7 @@ class MoeCudaCase {
     std::vector<std::unique_ptr<DeviceArray<int32_t>>> d_chosen_;
     std::vector<MoeCudaWeights> weights_;
     std::vector<std::vector<int32_t>> chosen_;
+    std::unique_ptr<DeviceScratch> x8_;
     std::unique_ptr<DeviceScratch> workspace_;
     int sm_count_ = 0;
 };
@@ -288,6 +301,7 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
     std::vector<CudaOpCase> cases;
     const auto add = [&](MoeCudaSpec spec, bool fp8, bool bench) {
         spec.fp8 = fp8;
+        spec.given_x8 = fp8 && bench;
         cases.push_back(moe_cuda_case(spec, bench));
     };
     for (const bool fp8 : {false, true}) {

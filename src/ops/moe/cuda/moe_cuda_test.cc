@@ -22,6 +22,7 @@ struct Shape {
     bool same_input_scale = true;
     bool padding = false;  // every third token has no experts
     bool hot = false;      // every token chooses expert 0
+    bool nobody = false;   // no token has experts
 };
 
 std::string name_of(const Shape& s) {
@@ -147,7 +148,7 @@ class Case {
             ids.resize(static_cast<size_t>(shape_.k));
             std::sort(ids.begin(), ids.end());
             for (const int32_t id : ids) {
-                chosen_.push_back(shape_.padding && t % 3 == 2 ? -1 : id);
+                chosen_.push_back(shape_.nobody || (shape_.padding && t % 3 == 2) ? -1 : id);
                 weights_.push_back(uniform(random_));
             }
         }
@@ -210,6 +211,10 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
                                            {129, 272, 2, 1, 144, 0, fp8, true, false, true},
                                            {200, 256, 3, 2, 128, 256, fp8, true, true},  // tile of 128
                                            {33, 512, 0, 0, 0, 336, fp8},                 // dense
+                                           {230, 256, 0, 0, 0, 208, fp8},
+                                           {270, 144, 2, 1, 528, 80, fp8},  // x sorted
+                                           {400, 128, 2, 1, 512, 64, fp8, false, true, true},
+                                           {9, 256, 4, 2, 128, 128, fp8, true, false, false, true},
                                            {300, 256, 16, 4, 128, 128, fp8, true, false, true}};
         for (const Shape& shape : shapes) {
             Case test_case(shape);
@@ -223,13 +228,16 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
 
 TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
     for (const bool fp8 : {false, true}) {
-        const Shape shape{400, 256, 4, 2, 128, 128, fp8};
-        Case test_case(shape);
-        const std::vector<float> all = test_case.run(shape.tokens, false);
-        for (const int64_t tokens : {1, 20, 50}) {
-            const std::vector<float> some = test_case.run(tokens, true);
-            EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
-                << tokens << (fp8 ? " fp8" : " bf16");
+        // Narrow, middle and wide tiles, and x in the order of the rows or not.
+        for (const Shape& shape :
+             {Shape{400, 256, 4, 2, 128, 128, fp8}, Shape{400, 128, 2, 1, 512, 64, fp8}}) {
+            Case test_case(shape);
+            const std::vector<float> all = test_case.run(shape.tokens, false);
+            for (const int64_t tokens : {1, 17, 20, 50, 140, 300}) {
+                const std::vector<float> some = test_case.run(tokens, true);
+                EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
+                    << tokens << " of " << name_of(shape);
+            }
         }
     }
 }

@@ -1,0 +1,159 @@
+// What the parts of the experts' kernel share: shapes of tiles, arguments, and the rings by which the roles
+// of a block speak to each other. The kernel itself is in experts_kernel.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+
+#include "ops/common/cuda/async_copy.cuh"
+#include "ops/common/cuda/wgmma.cuh"
+
+namespace tessera::cuda {
+
+// Rows that one expert works on together.
+struct ExpertsItem {
+    int32_t expert = 0;  // of the routed ones
+    int32_t row = 0;     // first of the sorted rows
+    int32_t rows = 0;
+    int32_t unused = 0;
+};
+
+// Per expert, of the routed ones or of the shared one.
+struct ExpertsSide {
+    CUtensorMap gate_up;
+    CUtensorMap down;
+    CUtensorMap act;     // [sorted rows, width]
+    CUtensorMap x_rows;  // [sorted rows, hidden], if x_sorted
+    int32_t width = 0;
+    const uint8_t* x = nullptr;               // [tokens, hidden]
+    float input_scale = 1;                    // of x
+    const float* gate_up_scale = nullptr;     // [experts, 2]
+    const float* down_scale = nullptr;        // [experts]
+    const float* down_input_scale = nullptr;  // [experts]
+};
+
+struct ExpertsArgs {
+    ExpertsSide routed;
+    ExpertsSide shared;
+    CUtensorMap out_map;
+    int32_t hidden = 0;
+    int32_t x_stride = 0;  // bytes
+    int32_t tokens = 0;
+    bool x_sorted = false;                  // x lies in the order of the rows as well
+    int32_t shared_items = 0;               // the first items; none without a shared expert
+    int32_t shared_rows = 0;                // of each but the last
+    int32_t shared_row = 0;                 // sorted row of token 0
+    const ExpertsItem* items = nullptr;     // the routed ones
+    const int32_t* routed_items = nullptr;  // [1] their number
+    const int32_t* row_source = nullptr;    // the token of each routed row
+    int32_t* next_tile = nullptr;           // [1]
+    int32_t* ready = nullptr;               // [items]: consumers that have stored a tile of act
+    uint8_t* act = nullptr;                 // [sorted rows, act_stride]
+    void* out = nullptr;                    // [sorted rows, hidden] bfloat16
+    int64_t act_stride = 0;                 // elements
+};
+
+inline constexpr int kExpertsThreads = 384;
+inline constexpr int kExpertsRowWarps = 2;  // that bring the tokens' rows
+inline constexpr int kRowBoxRows = 16;      // of act in one copy
+
+// A tile: 128 * Blocks rows of weights by up to TileMax tokens.
+template <int Blocks, int TileMax, int Stages>
+struct ExpertsShape {
+    static constexpr int kBlocks = Blocks;  // of 64 rows of weights, for each of two consumers
+    static constexpr int kTileMax = TileMax;
+    static constexpr int kTileMin = TileMax > 64 ? 64 : 16;
+    static constexpr int kStages = Stages;
+    static constexpr int kWeightRows = 128 * Blocks;
+    static constexpr int kOutputs = kWeightRows / 2;  // of SwiGLU
+    static constexpr int kBlockBytes = 64 * kSwizzleRowBytes;
+    static constexpr int kWeightBytes = kWeightRows * kSwizzleRowBytes;
+    static constexpr int kStageBytes = kWeightBytes + TileMax * kSwizzleRowBytes;
+    static constexpr int kSlots = TileMax == 16 ? 6 : 3;
+    static constexpr int kBarriers = Stages * kStageBytes;
+    static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
+    static constexpr int kSlotBytes = 32 + TileMax * 4;
+    static constexpr int kBytes = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;
+    static_assert(kBytes <= 232448);
+};
+
+// One tile of work. phase: 0 = gate and up, 1 = down, -1 = no more.
+struct ExpertsTile {
+    int32_t phase = -1;
+    int32_t item = 0;  // the shared ones first
+    int32_t expert = 0;
+    int32_t shared = 0;
+    int32_t row = 0;
+    int32_t rows = 0;
+    int32_t tile = 0;     // along the weights' rows
+    int32_t columns = 0;  // rows as the tensor cores take them
+};
+
+// A ring of Stages places as one role sees it: barriers "full" of all places, then "empty".
+template <int Stages>
+struct ExpertsRing {
+    uint32_t barriers = 0;
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ uint32_t full() const { return barriers + 8 * stage; }
+    __device__ __forceinline__ uint32_t empty() const { return barriers + 8 * (Stages + stage); }
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// The shared memory of a block.
+template <typename Shape>
+struct ExpertsMemory {
+    uint8_t* base = nullptr;
+    uint32_t address = 0;
+    __device__ __forceinline__ ExpertsRing<Shape::kStages> stages() const {
+        return {.barriers = address + Shape::kBarriers};
+    }
+    __device__ __forceinline__ ExpertsRing<Shape::kSlots> tiles() const {
+        return {.barriers = address + Shape::kBarriers + 16 * Shape::kStages};
+    }
+    __device__ __forceinline__ ExpertsTile* tile(int slot) const {
+        return reinterpret_cast<ExpertsTile*>(base + (Shape::kTiles + 15) / 16 * 16 +
+                                              slot * Shape::kSlotBytes);
+    }
+    // Byte offsets of the tile's rows of x.
+    __device__ __forceinline__ int32_t* row_offsets(int slot) const {
+        return reinterpret_cast<int32_t*>(tile(slot) + 1);
+    }
+};
+
+__device__ __forceinline__ const ExpertsSide& experts_side(const ExpertsArgs& args, const ExpertsTile& tile) {
+    return tile.shared != 0 ? args.shared : args.routed;
+}
+
+// Waits for the next tile of the list. Only the rows of the list stay in use until release_tile().
+template <typename Shape>
+__device__ __forceinline__ ExpertsTile acquire_tile(const ExpertsMemory<Shape>& memory,
+                                                    const ExpertsRing<Shape::kSlots>& tiles) {
+    barrier_wait(tiles.full(), tiles.parity);
+    const int4* from = reinterpret_cast<const int4*>(memory.tile(tiles.stage));
+    const int4 low = from[0];
+    const int4 high = from[1];
+    return {.phase = low.x,
+            .item = low.y,
+            .expert = low.z,
+            .shared = low.w,
+            .row = high.x,
+            .rows = high.y,
+            .tile = high.z,
+            .columns = high.w};
+}
+template <int Slots>
+__device__ __forceinline__ void release_tile(const ExpertsRing<Slots>& tiles) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        barrier_arrive(tiles.empty());
+    }
+}
+
+}  // namespace tessera::cuda

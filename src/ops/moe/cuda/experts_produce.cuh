@@ -1,0 +1,262 @@
+// The producing warps of the experts' kernel: one takes tiles from the list, one brings the weights, two
+// bring the tokens' rows.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/moe/cuda/experts.cuh"
+
+namespace tessera::cuda {
+
+__device__ __forceinline__ int load_acquire(const int32_t* from) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+// The item `index` of the shared ones and then the routed ones, as a tile without place.
+__device__ __forceinline__ ExpertsTile experts_item(const ExpertsArgs& args, int index) {
+    ExpertsTile tile{.item = index};
+    if (index < args.shared_items) {
+        const int first = index * args.shared_rows;
+        tile.shared = 1;
+        tile.row = args.shared_row + first;
+        tile.rows = min(args.shared_rows, args.tokens - first);
+    } else {
+        const int4 item = *reinterpret_cast<const int4*>(args.items + (index - args.shared_items));
+        tile.expert = item.x;
+        tile.row = item.y;
+        tile.rows = item.z;
+    }
+    return tile;
+}
+
+// How many tiles there are.
+template <typename Shape>
+struct ExpertsList {
+    int gate_tiles = 0;  // of a routed item
+    int shared_gate_tiles = 0;
+    int down_tiles = 0;
+    int shared_gates = 0;  // of all shared items
+    int gates = 0;
+    int downs = 0;
+
+    __device__ __forceinline__ ExpertsList(const ExpertsArgs& args, int routed_items)
+        : gate_tiles((args.routed.width + Shape::kOutputs - 1) / Shape::kOutputs),
+          shared_gate_tiles((args.shared.width + Shape::kOutputs - 1) / Shape::kOutputs),
+          down_tiles((args.hidden + Shape::kWeightRows - 1) / Shape::kWeightRows),
+          shared_gates(args.shared_items * shared_gate_tiles),
+          gates(shared_gates + routed_items * gate_tiles),
+          downs((args.shared_items + routed_items) * down_tiles) {}
+
+    // All gate and up tiles, then all down tiles; within each by item.
+    __device__ __forceinline__ ExpertsTile tile(const ExpertsArgs& args, int index) const {
+        int item = 0;
+        int place = 0;
+        if (index >= gates + downs) {
+            return {};
+        }
+        if (index >= gates) {
+            item = (index - gates) / down_tiles;
+            place = (index - gates) % down_tiles;
+        } else if (index < shared_gates) {
+            item = index / shared_gate_tiles;
+            place = index % shared_gate_tiles;
+        } else {
+            item = args.shared_items + (index - shared_gates) / gate_tiles;
+            place = (index - shared_gates) % gate_tiles;
+        }
+        ExpertsTile tile = experts_item(args, item);
+        tile.phase = index >= gates ? 1 : 0;
+        tile.tile = place;
+        tile.columns = max((tile.rows + 15) / 16 * 16, Shape::kTileMin);
+        return tile;
+    }
+};
+
+template <typename Shape>
+__device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
+                                                ExpertsRing<Shape::kSlots>& tiles, const ExpertsTile& tile) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    barrier_wait(tiles.empty(), tiles.parity ^ 1);
+    if (lane == 0) {
+        *memory.tile(tiles.stage) = tile;
+    }
+    if (tile.phase == 0 && !args.x_sorted) {
+        int32_t* offsets = memory.row_offsets(tiles.stage);
+        for (int i = lane; i < tile.rows; i += 32) {
+            const int token =
+                tile.shared != 0 ? tile.row - args.shared_row + i : args.row_source[tile.row + i];
+            offsets[i] = token * args.x_stride;
+        }
+    }
+    __syncwarp();
+    if (lane == 0) {
+        barrier_arrive(tiles.full());
+    }
+    tiles.advance();
+}
+
+// One warp. A block's first tile is its own number, further ones come from the common counter: taken when the
+// one before the last is loaded, as late as hides this, so that the blocks end together.
+template <typename Shape>
+__device__ __forceinline__ void experts_schedule(const ExpertsArgs& args,
+                                                 const ExpertsMemory<Shape>& memory) {
+    ExpertsRing<Shape::kSlots> tiles = memory.tiles();
+    ExpertsRing<Shape::kSlots> loaded = memory.tiles();
+    wait_for_previous_kernel();
+    const ExpertsList<Shape> list(args, *args.routed_items);
+    int index = static_cast<int>(blockIdx.x);
+    for (int count = 0;; ++count) {
+        const ExpertsTile tile = list.tile(args, index);
+        experts_publish(args, memory, tiles, tile);
+        if (tile.phase < 0) {
+            return;
+        }
+        if (count > 0) {
+            barrier_wait(loaded.empty(), loaded.parity);
+            loaded.advance();
+        }
+        int next = 0;
+        if (threadIdx.x % 32 == 0) {
+            next = atomicAdd(args.next_tile, 1);
+        }
+        index = __shfl_sync(0xFFFFFFFFu, next, 0) + static_cast<int>(gridDim.x);
+    }
+}
+
+// Bytes of one row of a phase's inputs.
+template <bool Fp8>
+__device__ __forceinline__ int experts_input_bytes(const ExpertsArgs& args, const ExpertsTile& tile) {
+    const int inputs = tile.phase == 0 ? args.hidden : experts_side(args, tile).width;
+    return inputs * (Fp8 ? 1 : 2);
+}
+
+// One thread.
+template <bool Fp8, typename Shape>
+__device__ __forceinline__ void experts_bring_weights(const ExpertsArgs& args,
+                                                      const ExpertsMemory<Shape>& memory) {
+    constexpr int kStep = kSwizzleRowBytes / (Fp8 ? 1 : 2);
+    ExpertsRing<Shape::kStages> stages = memory.stages();
+    ExpertsRing<Shape::kSlots> tiles = memory.tiles();
+    for (;;) {
+        const ExpertsTile tile = acquire_tile(memory, tiles);
+        barrier_arrive(tiles.empty());
+        tiles.advance();
+        if (tile.phase < 0) {
+            return;
+        }
+        const ExpertsSide& side = experts_side(args, tile);
+        const int steps = (experts_input_bytes<Fp8>(args, tile) + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
+        const int first_row = tile.expert * args.hidden + tile.tile * Shape::kWeightRows;
+        for (int step = 0; step < steps; ++step) {
+            const uint32_t to = memory.address + stages.stage * Shape::kStageBytes;
+            barrier_wait(stages.empty(), stages.parity ^ 1);
+            barrier_arrive_expect(stages.full(), Shape::kWeightBytes);
+            if (tile.phase == 1) {
+#pragma unroll
+                for (int half = 0; half < Shape::kBlocks; ++half) {
+                    copy_box(to + half * 2 * Shape::kBlockBytes, &side.down, step * kStep,
+                             first_row + 128 * half, stages.full());
+                }
+            } else if constexpr (Shape::kBlocks == 1) {
+                copy_box(to, &side.gate_up, {step * kStep, 0, 0, tile.tile * 8, tile.expert}, stages.full());
+            } else {
+#pragma unroll
+                for (int block = 0; block < 4; ++block) {
+                    copy_box(to + block * Shape::kBlockBytes, &side.gate_up,
+                             {step * kStep, 0, 0, tile.tile * 8 + block / 2 * 4, 2 * tile.expert + block % 2},
+                             stages.full());
+                }
+            }
+            stages.advance();
+        }
+    }
+}
+
+// The rows of a tile in x.
+struct ExpertsRows {
+    const int32_t* offsets = nullptr;  // bytes
+    int32_t rows = 0;
+    const uint8_t* x = nullptr;
+    int32_t bytes = 0;  // of a row
+};
+
+// Through the list, 16 bytes a copy.
+template <typename Shape>
+__device__ __forceinline__ void experts_copy_rows(const ExpertsMemory<Shape>& memory,
+                                                  ExpertsRing<Shape::kStages>& stages,
+                                                  const ExpertsRows& list) {
+    constexpr int kRowsAtOnce = kExpertsRowWarps * 32 / 8;
+    const int lane_row = static_cast<int>(threadIdx.x % (32 * kExpertsRowWarps) / 8);
+    const int piece = static_cast<int>(threadIdx.x % 8);
+    for (int k = 0; k < list.bytes; k += kSwizzleRowBytes) {
+        uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kWeightBytes +
+                      swizzle_128(lane_row, piece);
+        barrier_wait(stages.empty(), stages.parity ^ 1);
+        const int offset = k + piece * 16;
+        const bool inside = offset < list.bytes;
+        const uint8_t* from = list.x + (inside ? offset : 0);
+#pragma unroll 4
+        for (int row = lane_row; row < list.rows; row += kRowsAtOnce) {
+            copy_async_16(to, from + list.offsets[row], inside ? 16 : 0);
+            to += kRowsAtOnce * kSwizzleRowBytes;
+        }
+        barrier_arrive_copies(stages.full());
+        stages.advance();
+    }
+}
+
+// Two warps. x through the list of rows, unless it lies in their order; that and act in boxes.
+template <bool Fp8, typename Shape>
+__device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
+                                                   const ExpertsMemory<Shape>& memory, int thread) {
+    constexpr int kStep = kSwizzleRowBytes / (Fp8 ? 1 : 2);
+    ExpertsRing<Shape::kStages> stages = memory.stages();
+    ExpertsRing<Shape::kSlots> tiles = memory.tiles();
+    for (;;) {
+        const ExpertsTile tile = acquire_tile(memory, tiles);
+        if (tile.phase < 0) {
+            break;
+        }
+        const ExpertsSide& side = experts_side(args, tile);
+        const int input_bytes = experts_input_bytes<Fp8>(args, tile);
+        if (tile.phase == 0 && !args.x_sorted) {
+            experts_copy_rows(memory, stages,
+                              {memory.row_offsets(tiles.stage), tile.rows, side.x, input_bytes});
+        } else {
+            const int steps = (input_bytes + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
+            const int boxes = tile.columns / kRowBoxRows;
+            const CUtensorMap* map = tile.phase == 0 ? &side.x_rows : &side.act;
+            const int row = tile.phase == 0 && tile.shared != 0 ? tile.row - args.shared_row : tile.row;
+            if (tile.phase == 1 && thread < boxes) {
+                const int target = 2 * ((side.width + Shape::kOutputs - 1) / Shape::kOutputs);
+                while (load_acquire(args.ready + tile.item) < target) {
+                    __nanosleep(64);
+                }
+                fence_proxy_async_all();
+            }
+            __syncwarp();
+            for (int step = 0; step < steps; ++step) {
+                const uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kWeightBytes;
+                barrier_wait(stages.empty(), stages.parity ^ 1);
+                if (thread < boxes) {
+                    barrier_arrive_expect(stages.full(), kRowBoxRows * kSwizzleRowBytes);
+                    copy_box(to + thread * kRowBoxRows * kSwizzleRowBytes, map, step * kStep,
+                             row + thread * kRowBoxRows, stages.full());
+                } else {
+                    barrier_arrive(stages.full());
+                }
+                stages.advance();
+            }
+        }
+        release_tile(tiles);
+        tiles.advance();
+    }
+    // The block must not end while copies are under way into its memory.
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
+}  // namespace tessera::cuda

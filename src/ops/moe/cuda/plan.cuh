@@ -1,0 +1,153 @@
+// What the experts' kernel needs to know of the routing: the (token, expert) pairs sorted by expert, and the
+// items that it works through.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+
+#include "ops/common/cuda/async_copy.cuh"
+#include "ops/common/cuda/cluster.cuh"
+#include "ops/common/cuda/convert.cuh"
+#include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/moe/cuda/experts.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr int kExpertsMax = 1024;
+inline constexpr int kPlanThreads = 1024;
+inline constexpr int kPlanPairs = 2048;  // from here on by a cluster of blocks
+inline constexpr int kPlanCluster = 8;
+
+struct PlanArgs {
+    const int32_t* chosen = nullptr;  // [tokens, k]
+    int32_t tokens = 0;
+    int32_t k = 0;
+    int32_t experts = 0;
+    int32_t tile_max = 0;
+    int32_t* counters = nullptr;  // set to 0
+    int32_t counters_count = 0;
+    int32_t* routed_items = nullptr;  // [1]
+    ExpertsItem* items = nullptr;
+    int32_t* row_source = nullptr;  // [tokens * k]
+    int32_t* slots = nullptr;       // [tokens * k]: the sorted row of each pair, -1 without one
+};
+
+// Inclusive prefix sums over the block's threads, of two values at once.
+__device__ inline int2 block_prefix(int2 value, int2* warps) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const auto scan = [lane](int2 v) {
+        for (int offset = 1; offset < 32; offset *= 2) {
+            const int x = __shfl_up_sync(0xFFFFFFFFu, v.x, offset);
+            const int y = __shfl_up_sync(0xFFFFFFFFu, v.y, offset);
+            v.x += lane >= offset ? x : 0;
+            v.y += lane >= offset ? y : 0;
+        }
+        return v;
+    };
+    value = scan(value);
+    if (lane == 31) {
+        warps[warp] = value;
+    }
+    __syncthreads();
+    const int2 sums = scan(warps[lane]);
+    const int from = max(warp - 1, 0);
+    const int before_x = __shfl_sync(0xFFFFFFFFu, sums.x, from);
+    const int before_y = __shfl_sync(0xFFFFFFFFu, sums.y, from);
+    return warp > 0 ? make_int2(value.x + before_x, value.y + before_y) : value;
+}
+
+// Counting sort and items, by one cluster: each block sorts a stretch of the pairs. 64 tokens have 512 pairs,
+// 4,096 tokens 32,768. Rows within an expert are in no fixed order; no result depends on it.
+__global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanArgs args) {
+    __shared__ int32_t count[kExpertsMax];
+    __shared__ int32_t begin[kExpertsMax];
+    __shared__ int2 warps[kPlanThreads / 32];
+    static_assert(kPlanThreads == kExpertsMax && kPlanThreads == 32 * 32);
+    const int thread = static_cast<int>(threadIdx.x);
+    const auto rank = static_cast<int>(cluster_rank());
+    const auto blocks = static_cast<int>(cluster_size());
+    const int pairs = args.tokens * args.k;
+    const int stretch = (pairs + blocks - 1) / blocks;
+    const int end = min(pairs, (rank + 1) * stretch);
+    count[thread] = 0;
+    __syncthreads();
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    for (int i = rank * kPlanThreads + thread; i < args.counters_count; i += blocks * kPlanThreads) {
+        args.counters[i] = 0;
+    }
+#pragma unroll 4
+    for (int i = rank * stretch + thread; i < end; i += kPlanThreads) {
+        const int expert = args.chosen[i];
+        args.slots[i] = expert >= 0 && expert < args.experts ? atomicAdd(&count[expert], 1) : -1;
+    }
+    cluster_sync();
+    int mine = 0;
+    int before = 0;
+    for (int other = 0; other < blocks; ++other) {
+        const int theirs = load_cluster(shared_address(count + thread), static_cast<uint32_t>(other));
+        before += other < rank ? theirs : 0;
+        mine += theirs;
+    }
+    int tiles = (mine + args.tile_max - 1) / args.tile_max;
+    const int rows = tiles > 0 ? ((mine + tiles - 1) / tiles + 15) / 16 * 16 : 1;  // as equal as 16 allows
+    tiles = (mine + rows - 1) / rows;
+    const int2 ends = block_prefix(make_int2(mine, tiles), warps);
+    const int first = ends.x - mine;
+    begin[thread] = first + before;
+    if (rank == 0) {
+        for (int i = 0; i < tiles; ++i) {
+            args.items[ends.y - tiles + i] = {
+                .expert = thread, .row = first + i * rows, .rows = min(rows, mine - i * rows)};
+        }
+        if (thread == kPlanThreads - 1) {
+            *args.routed_items = ends.y;
+        }
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int i = rank * stretch + thread; i < end; i += kPlanThreads) {
+        const int place = args.slots[i];
+        if (place >= 0) {
+            const int row = begin[args.chosen[i]] + place;
+            args.row_source[row] = i / args.k;
+            args.slots[i] = row;
+        }
+    }
+    cluster_sync();  // the others read this block's counts
+}
+
+// x in the order of the rows. A warp copies a row, `row_bytes` a multiple of 16: with it the experts' kernel
+// reads x in boxes, which hides more latency than copies through the list. Writes rows * row_bytes.
+struct SortRowsArgs {
+    const uint8_t* x = nullptr;
+    const int32_t* slots = nullptr;  // [pairs]: the row of each, or -1
+    int32_t pairs = 0;
+    int32_t k = 0;
+    int32_t row_bytes = 0;
+    uint8_t* sorted = nullptr;
+};
+inline constexpr int kSortRowsThreads = 256;
+
+__global__ void __launch_bounds__(kSortRowsThreads) sort_rows_kernel(SortRowsArgs args) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    const int pair = static_cast<int>(blockIdx.x * (kSortRowsThreads / 32) + threadIdx.x / 32);
+    if (pair >= args.pairs) {
+        return;
+    }
+    const int row = args.slots[pair];
+    if (row < 0) {
+        return;
+    }
+    const int64_t from = static_cast<int64_t>(pair / args.k) * args.row_bytes;
+    const int64_t to = static_cast<int64_t>(row) * args.row_bytes;
+#pragma unroll 8
+    for (int i = static_cast<int>(threadIdx.x % 32) * 16; i < args.row_bytes; i += 32 * 16) {
+        *reinterpret_cast<uint4*>(args.sorted + to + i) = *reinterpret_cast<const uint4*>(args.x + from + i);
+    }
+}
+
+}  // namespace tessera::cuda
