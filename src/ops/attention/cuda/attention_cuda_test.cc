@@ -142,6 +142,7 @@ class Case {
         Stream stream;
         const auto sequences = static_cast<int32_t>(slots_.size());
         uint16_t* out = arena.poisoned<uint16_t>(rows_ * width());
+        const DType dtype = shape_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
         const int32_t rows_max = rows_ + 3;
         const PrefillPlanCudaArgs plan{.first_rows = arena.upload(first_rows_),
                                        .positions = arena.upload(positions()),
@@ -149,8 +150,9 @@ class Case {
                                        .sequences = sequences,
                                        .rows_max = rows_max,
                                        .shape = shape_.heads,
-                                       .workspace = arena.poisoned<std::byte>(
-                                           prefill_cuda_workspace_bytes(shape_.heads, sequences, rows_max))};
+                                       .kv_dtype = dtype,
+                                       .workspace = arena.poisoned<std::byte>(prefill_cuda_workspace_bytes(
+                                           shape_.heads, dtype, sequences, rows_max))};
         prefill_plan_cuda(stream.get(), plan);
         std::vector<uint16_t> q = q_.bf16;
         q.resize(static_cast<size_t>(rows_max * width()), 0xFFFF);
@@ -172,7 +174,7 @@ class Case {
         if (!listed) {
             return {};
         }
-        const int32_t queries = prefill_cuda_tile_queries(shape_.heads);
+        const int32_t queries = prefill_cuda_tile_queries(shape_.heads, plan.kv_dtype);
         const int32_t tiles_max = (pages_max_ + 1) / 2;
         const auto lists =
             static_cast<size_t>((plan.rows_max / queries + plan.sequences) * shape_.heads.kv_heads);
