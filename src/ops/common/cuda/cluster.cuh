@@ -21,19 +21,27 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-// What lies at `address` in the shared memory of another block.
-__device__ __forceinline__ int32_t load_cluster(uint32_t address, uint32_t rank) {
+// Of what lies at `address` in this block's shared memory: its twin's address in another block's.
+__device__ __forceinline__ uint32_t address_in_block(uint32_t address, uint32_t rank) {
+    uint32_t out;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
+    return out;
+}
+__device__ __forceinline__ int32_t load_from_block(uint32_t address, uint32_t rank) {
     int32_t value;
-    asm volatile(
-        "{\n"
-        ".reg .b32 remote;\n"
-        "mapa.shared::cluster.u32 remote, %1, %2;\n"
-        "ld.shared::cluster.s32 %0, [remote];\n"
-        "}\n"
-        : "=r"(value)
-        : "r"(address), "r"(rank)
-        : "memory");
+    asm volatile("ld.shared::cluster.s32 %0, [%1];"
+                 : "=r"(value)
+                 : "r"(address_in_block(address, rank))
+                 : "memory");
     return value;
+}
+__device__ __forceinline__ float4 load_float4_from_block(uint32_t address, uint32_t rank) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address_in_block(address, rank))
+                 : "memory");
+    return v;
 }
 
 }  // namespace tessera::cuda

@@ -28,18 +28,6 @@ __device__ __forceinline__ void mma_16x8(float (&d)[4], const uint32_t (&a)[4], 
     }
 }
 
-__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
-    uint32_t packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-// Two e4m3 values (the low half of `packed`) as two float16.
-__device__ __forceinline__ uint32_t half_from_e4m3(uint32_t packed) {
-    uint32_t halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(packed)));
-    return halves;
-}
-
 // 2^x to 2 ulp; 0 for -infinity.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanArgs args) {
     int mine = 0;
     int before = 0;
     for (int other = 0; other < blocks; ++other) {
-        const int theirs = load_cluster(shared_address(count + thread), static_cast<uint32_t>(other));
+        const int theirs = load_from_block(shared_address(count + thread), static_cast<uint32_t>(other));
         before += other < rank ? theirs : 0;
         mine += theirs;
     }

@@ -3,11 +3,12 @@
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/async_copy.cuh"
+#include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/reduce.cuh"
 #include "ops/common/cuda/tensor_map.h"
+#include "ops/common/cuda/wgmma_shapes.cuh"
 #include "ops/router_topk/cuda/router_kernels.cuh"
-#include "ops/router_topk/cuda/router_mma.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -51,23 +52,6 @@ struct ManyArgs {
     int chunks = 0;
 };
 
-__device__ __forceinline__ uint32_t address_in_block(uint32_t address, uint32_t block) {
-    uint32_t out;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(block));
-    return out;
-}
-__device__ __forceinline__ float4 load_from_block(uint32_t address, uint32_t block) {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address_in_block(address, block))
-                 : "memory");
-    return v;
-}
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) {
     return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
@@ -144,9 +128,10 @@ __device__ __forceinline__ void multiply(const Place<T>& place, int before, int 
 #pragma unroll
         for (int step = 0; step < kStepsAStage; ++step) {
             const uint64_t x = mma_descriptor(place.x(slot) + rows + step * kMmaStepBytes);
-            mma_bf16(sums, x, mma_descriptor(place.high(slot) + step * kMmaStepBytes), i + step > 0 ? 1 : 0);
+            mma_shared<false>(sums, x, mma_descriptor(place.high(slot) + step * kMmaStepBytes),
+                              i + step > 0 ? 1 : 0);
             if constexpr (Low) {
-                mma_bf16(sums, x, mma_descriptor(place.low(slot) + step * kMmaStepBytes), 1);
+                mma_shared<false>(sums, x, mma_descriptor(place.low(slot) + step * kMmaStepBytes), 1);
             }
         }
         mma_commit();
@@ -208,7 +193,8 @@ __device__ __forceinline__ void combine(const ManyArgs& args, uint32_t sums) {
         float4 v[kSplitsMax];
 #pragma unroll
         for (int block = 0; block < kSplitsMax; ++block) {
-            v[block] = block < args.splits ? load_from_block(from, static_cast<uint32_t>(block)) : float4{};
+            v[block] =
+                block < args.splits ? load_float4_from_block(from, static_cast<uint32_t>(block)) : float4{};
         }
 #pragma unroll
         for (int width = 1; width < kSplitsMax; width *= 2) {
