@@ -112,6 +112,7 @@ class LintTest(unittest.TestCase):
             "auto* p = new int;",
             "delete p;",
             "void* p = malloc(1);",
+            "cudaMemset(p, 0, n);",
             'auto* p = getenv("X");',
             "#define F(x) x",
             "auto* p = NULL;",

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "device/cuda/cuda_check.h"
+#include "device/cuda/blocking_copy.h"
 #include "model/cuda/step_kernels.h"
 #include "ops/embed/cuda/embed_cuda.h"
 #include "ops/qkv_post/cuda/qkv_post_cuda.h"
@@ -106,7 +106,7 @@ Status DeviceForward::allocate(MemoryBudget& budget) {
         layout.take(router_workspace_, router_bytes);
     });
     if (status.ok() && router_bytes > 0) {
-        cuda_check(cudaMemset(router_workspace_, 0xFF, static_cast<size_t>(router_bytes)));
+        fill_blocking(router_workspace_, 0xFF, router_bytes);
     }
     if (status.ok()) {
         status = allocate_layout(budget, "logits", logits_memory_, [&](Layout& layout) {
@@ -128,7 +128,7 @@ Status DeviceForward::allocate(MemoryBudget& budget) {
     if (status.ok()) {
         std::vector<int32_t> numbers(static_cast<size_t>(options_.sequences_max) + 1);
         std::iota(numbers.begin(), numbers.end(), 0);
-        cuda_check(cudaMemcpy(row_numbers_, numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice));
+        copy_blocking(row_numbers_, numbers.data(), static_cast<int64_t>(numbers.size() * 4));
     }
     int64_t moe_bytes = 0;
     const auto count_layer = [&](const DeviceLayer& layer) {
@@ -164,8 +164,7 @@ Status DeviceForward::upload_rope(MemoryBudget& budget) {
         return buffer.status();
     }
     rope_memory_ = buffer.take();
-    cuda_check(
-        cudaMemcpy(rope_memory_.data(), table.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+    copy_blocking(rope_memory_.data(), table.data(), bytes);
     return {};
 }
 

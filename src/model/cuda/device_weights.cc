@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "device/cuda/blocking_copy.h"
 #include "device/cuda/cuda_check.h"
 #include "model/cuda/random_fill.h"
 #include "model/cuda/random_weights.h"
@@ -71,7 +72,7 @@ class Uploader {
     }
     void copy(std::byte* to, const void* from, int64_t bytes) const {
         if (to != nullptr) {
-            cuda_check(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+            copy_blocking(to, from, bytes);
         }
     }
     // Draws a view's elements instead of copying them. A vector is a norm's weight: ones.

@@ -15,8 +15,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "device/cuda/blocking_copy.h"
 #include "device/cuda/buffer.h"
-#include "device/cuda/cuda_check.h"
 #include "ops/common/half.h"
 #include "ops/op_case.h"
 
@@ -86,31 +86,24 @@ class DeviceArray {
         stride_ = (count_ * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
         memory_ = case_memory(budget, stride_ * sets);
         for (int set = 0; set < sets; ++set) {
-            cuda_check(cudaMemcpy(memory_.data() + set * stride_, host.data(), host.size_bytes(),
-                                  cudaMemcpyHostToDevice));
+            copy_blocking(memory_.data() + set * stride_, host.data(),
+                          static_cast<int64_t>(host.size_bytes()));
         }
-        // The operators' stream does not wait for copies from pageable memory.
-        cuda_check(cudaDeviceSynchronize());
     }
     T* at(int set) const { return reinterpret_cast<T*>(memory_.data() + set * stride_); }
     // Set 0. Waits for the device.
     std::vector<T> download() const {
         std::vector<T> host(static_cast<size_t>(count_));
-        cuda_check(cudaDeviceSynchronize());
-        cuda_check(cudaMemcpy(host.data(), memory_.data(), host.size() * sizeof(T), cudaMemcpyDeviceToHost));
+        copy_blocking(host.data(), memory_.data(), static_cast<int64_t>(host.size() * sizeof(T)));
         return host;
     }
     // Set 0 again from the host.
     void upload(std::span<const T> host) {
         check(static_cast<int64_t>(host.size()) == count_, "DeviceArray: another size");
-        cuda_check(cudaMemcpy(memory_.data(), host.data(), host.size_bytes(), cudaMemcpyHostToDevice));
-        cuda_check(cudaDeviceSynchronize());
+        copy_blocking(memory_.data(), host.data(), static_cast<int64_t>(host.size_bytes()));
     }
     // All bytes 0xFF: a NaN in every float format, -1 as an integer.
-    void poison() {
-        cuda_check(cudaMemset(memory_.data(), 0xFF, static_cast<size_t>(stride_ * sets_)));
-        cuda_check(cudaDeviceSynchronize());
-    }
+    void poison() { fill_blocking(memory_.data(), 0xFF, stride_ * sets_); }
 
   private:
     int64_t count_ = 0;

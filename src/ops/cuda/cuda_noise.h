@@ -75,16 +75,12 @@ class DeviceScratch {
     }
     std::byte* at(int set) const { return memory_.data() + set * stride_; }
     // All bytes 0xFF: a NaN in every float format, -1 as an integer.
-    void poison() {
-        cuda_check(cudaMemset(memory_.data(), 0xFF, static_cast<size_t>(stride_ * sets_)));
-        cuda_check(cudaDeviceSynchronize());
-    }
+    void poison() { fill_blocking(memory_.data(), 0xFF, stride_ * sets_); }
     // Set 0. Waits for the device.
     template <typename T>
     std::vector<T> download() const {
         std::vector<T> host(static_cast<size_t>(bytes_) / sizeof(T));
-        cuda_check(cudaDeviceSynchronize());
-        cuda_check(cudaMemcpy(host.data(), memory_.data(), host.size() * sizeof(T), cudaMemcpyDeviceToHost));
+        copy_blocking(host.data(), memory_.data(), static_cast<int64_t>(host.size() * sizeof(T)));
         return host;
     }
 

@@ -1,6 +1,6 @@
 #include "runner/cuda/step_memory.h"
 
-#include "device/cuda/cuda_check.h"
+#include "device/cuda/blocking_copy.h"
 
 namespace tessera {
 namespace {
@@ -84,7 +84,7 @@ Result<StepMemory> StepMemory::allocate(const StepSizes& sizes, MemoryBudget& bu
             return;
         }
         pointer = buffer->template as<T>();
-        cuda_check(cudaMemset(pointer, 0, static_cast<size_t>(bytes)));
+        fill_blocking(pointer, 0, bytes);
         out.buffers.push_back(buffer.take());
     };
     const int64_t rows = sizes.rows;

@@ -155,8 +155,7 @@ class AttentionCudaCase {
             for (int64_t head = 0; slots > 0 && head < 2 * spec_.heads.kv_heads; ++head) {
                 const int64_t kv_head = head % spec_.heads.kv_heads;
                 const int64_t at = element(sequence, slot, kv_head, head / spec_.heads.kv_heads);
-                cuda_check(cudaMemset(pool_->at(0) + at * size(), 0xFF,
-                                      static_cast<size_t>(slots * kHeadDim * size())));
+                fill_blocking(pool_->at(0) + at * size(), 0xFF, slots * kHeadDim * size());
             }
         };
         for (size_t b = 0; b < spec_.sequences.size(); ++b) {

@@ -9,8 +9,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "device/cuda/blocking_copy.h"
 #include "device/cuda/buffer.h"
-#include "device/cuda/cuda_check.h"
 #include "device/memory_budget.h"
 #include "ops/common/half.h"
 
@@ -26,20 +26,19 @@ class DeviceArena {
             DeviceBuffer::allocate(budget_, MemoryCategory::kWorkspace, "test", count * sizeof(T) + 256);
         check(buffer.ok(), buffer.status().message());
         buffers_.push_back(std::move(buffer.value()));
-        cuda_check(cudaMemset(buffers_.back().data(), 0xFF, static_cast<size_t>(buffers_.back().bytes())));
+        fill_blocking(buffers_.back().data(), 0xFF, buffers_.back().bytes());
         return buffers_.back().as<T>();
     }
     template <typename T>
     T* upload(const std::vector<T>& values) {
         T* to = poisoned<T>(static_cast<int64_t>(values.size()));
-        cuda_check(cudaMemcpy(to, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+        copy_blocking(to, values.data(), static_cast<int64_t>(values.size() * sizeof(T)));
         return to;
     }
     template <typename T>
     static std::vector<T> download(const T* from, int64_t count) {
         std::vector<T> values(static_cast<size_t>(count));
-        cuda_check(cudaDeviceSynchronize());
-        cuda_check(cudaMemcpy(values.data(), from, values.size() * sizeof(T), cudaMemcpyDeviceToHost));
+        copy_blocking(values.data(), from, static_cast<int64_t>(values.size() * sizeof(T)));
         return values;
     }
 

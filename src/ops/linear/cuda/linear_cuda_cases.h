@@ -100,7 +100,7 @@ class LinearCudaCase {
             return widen_bf16(y_.download<uint16_t>());
         }
         std::vector<uint16_t> y(static_cast<size_t>(spec_.rows * stride_));
-        cuda_check(cudaMemcpy(y.data(), before_.at(0), y.size() * 2, cudaMemcpyDeviceToHost));
+        copy_blocking(y.data(), before_.at(0), static_cast<int64_t>(y.size() * 2));
         return widen_bf16(y);
     }
     // All elements of a small case, some of a large one.

@@ -93,7 +93,7 @@ class MoeCudaCase {
         launch(stream, 0);
         cuda_check(cudaStreamSynchronize(stream));
         std::vector<uint16_t> bits(static_cast<size_t>(spec_.tokens * spec_.hidden));
-        cuda_check(cudaMemcpy(bits.data(), y_.at(0), bits.size() * 2, cudaMemcpyDeviceToHost));
+        copy_blocking(bits.data(), y_.at(0), static_cast<int64_t>(bits.size() * 2));
         const bool large = spec_.hidden * std::max(spec_.width, spec_.shared_width) > (1 << 20);
         const std::vector<int64_t> columns = sampled_indices(spec_.hidden, large ? 64 : 4096, random_);
         std::vector<float> got;
