@@ -83,13 +83,22 @@ class Costs {
     OperatorCosts costs_{};
 };
 
-bool quantised(PassOperator op) {
-    return op == PassOperator::kQkv || op == PassOperator::kAttentionOut || op == PassOperator::kDenseMlp ||
-           op == PassOperator::kExperts;
+double fma_rate(PassOperator op, const PassRates& rates) {
+    switch (op) {
+        case PassOperator::kQkv:
+        case PassOperator::kAttentionOut:
+        case PassOperator::kDenseMlp:
+        case PassOperator::kExperts:
+            return rates.quantised_fma_per_s;
+        case PassOperator::kAttention:
+            return rates.attention_fma_per_s;
+        default:
+            return rates.fma_per_s;
+    }
 }
 
 double arithmetic_s(PassOperator op, const OperatorCost& cost, const PassRates& rates) {
-    return cost.fmas / (quantised(op) ? rates.quantised_fma_per_s : rates.fma_per_s);
+    return cost.fmas / fma_rate(op, rates);
 }
 
 }  // namespace

@@ -43,12 +43,13 @@ OperatorCosts operator_costs(const ModelConfig& config, const PassShape& shape, 
 // The sum over the operators, without activations.
 PassCost pass_cost(const ModelConfig& config, const PassShape& shape, const ModelBytes& element);
 
-// What a machine reaches. `quantised`: multiply-adds a second of the products that an FP8 checkpoint
-// quantises.
+// What a machine reaches: multiply-adds a second of the products that an FP8 checkpoint quantises, of
+// attention's (which multiplies in the format of its pages), and of the others.
 struct PassRates {
     double bytes_per_s = 0;
     double fma_per_s = 0;
     double quantised_fma_per_s = 0;
+    double attention_fma_per_s = 0;
 };
 // Microseconds: the larger of bytes over bandwidth and multiply-adds over their rate.
 double operator_floor_us(PassOperator op, const OperatorCost& cost, const PassRates& rates);

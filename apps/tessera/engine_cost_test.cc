@@ -71,12 +71,14 @@ TEST(EngineCost, APassIsTheSumWithoutActivations) {
 }
 
 TEST(EngineCost, AFloorIsTheLargerOfBytesAndArithmetic) {
-    const PassRates rates{.bytes_per_s = 1e6, .fma_per_s = 1e6, .quantised_fma_per_s = 2e6};
+    const PassRates rates{
+        .bytes_per_s = 1e6, .fma_per_s = 1e6, .quantised_fma_per_s = 2e6, .attention_fma_per_s = 4e6};
     const OperatorCost bytes{.fmas = 10, .bytes = 30, .activation_bytes = 10};
     EXPECT_DOUBLE_EQ(operator_floor_us(PassOperator::kHead, bytes, rates), 40);
     const OperatorCost fmas{.fmas = 100, .bytes = 30};
     EXPECT_DOUBLE_EQ(operator_floor_us(PassOperator::kHead, fmas, rates), 100);
     EXPECT_DOUBLE_EQ(operator_floor_us(PassOperator::kExperts, fmas, rates), 50);
+    EXPECT_DOUBLE_EQ(operator_floor_us(PassOperator::kAttention, fmas, rates), 30);
 
     OperatorCosts costs{};
     costs[static_cast<size_t>(PassOperator::kHead)] = bytes;
@@ -84,6 +86,8 @@ TEST(EngineCost, AFloorIsTheLargerOfBytesAndArithmetic) {
     EXPECT_DOUBLE_EQ(pass_floor_us(costs, rates), 60);  // 10 + 50 of arithmetic; 60 bytes
     costs[static_cast<size_t>(PassOperator::kHead)].bytes = 50;
     EXPECT_DOUBLE_EQ(pass_floor_us(costs, rates), 80);
+    costs[static_cast<size_t>(PassOperator::kAttention)] = fmas;
+    EXPECT_DOUBLE_EQ(pass_floor_us(costs, rates), 110);  // 80 and 30 of bytes; 85 of arithmetic
 }
 
 TEST(EngineCost, TouchedExpertsAreTheDistinctChosenOnes) {

@@ -250,6 +250,7 @@ Status bench_engine_on_device(const BenchEngineArguments& arguments) {
                    .dtype = fmt::format("{} weights, {} KV", dtype_name(bench.weights),
                                         dtype_name(bench.model->page_format().kv_dtype)),
                    .fp8 = bench.weights == DType::kFloat8E4M3,
+                   .fp8_kv = bench.model->page_format().kv_dtype == DType::kFloat8E4M3,
                    .rates = *rates,
                    .ready_s = seconds(now_ns() - started),
                    .json = arguments.json};

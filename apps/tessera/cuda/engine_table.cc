@@ -40,7 +40,8 @@ json::Value operators_json(const EngineTable& table, const MeasuredPass& pass) {
 PassRates EngineTable::pass_rates() const {
     return {.bytes_per_s = std::max(rates.copy_bytes_per_s, rates.read_bytes_per_s),
             .fma_per_s = rates.bf16_flops / 2,
-            .quantised_fma_per_s = (fp8 ? rates.fp8_flops : rates.bf16_flops) / 2};
+            .quantised_fma_per_s = (fp8 ? rates.fp8_flops : rates.bf16_flops) / 2,
+            .attention_fma_per_s = (fp8_kv ? rates.fp8_flops : rates.bf16_flops) / 2};
 }
 
 void print_head(const EngineTable& table) {

@@ -14,6 +14,7 @@ struct EngineTable {
     std::string model;  // what the lines say of it
     std::string dtype;  // of weights and KV
     bool fp8 = false;   // projections
+    bool fp8_kv = false;
     DeviceRates rates;
     double ready_s = 0;
     bool json = false;
