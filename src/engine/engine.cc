@@ -174,7 +174,7 @@ struct Engine::Impl {
         if (!plan) {
             return false;
         }
-        local.last_step_tokens = plan->token_count;
+        record(local.step_tokens, plan->token_count);
         StageTimer timer(local.launch);
         runner->launch(std::move(*plan));
         return true;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -38,11 +39,20 @@ struct StageHistogram {
     uint64_t bucket[kBuckets] = {};  // bucket[i]: time in [2^i, 2^(i+1)) us; the first also what is below
 };
 
+// A histogram of the tokens that a step computes.
+struct TokenHistogram {
+    static constexpr int64_t kBounds[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+    static constexpr size_t kBuckets = std::size(kBounds) + 1;
+    uint64_t count = 0;
+    int64_t sum = 0;
+    uint64_t bucket[kBuckets] = {};  // bucket[i]: at most kBounds[i] tokens; the last: more than any bound
+};
+
 struct EngineStats {
     SchedulerStats scheduler;
     CacheStats cache;
     uint64_t steps = 0;
-    int64_t last_step_tokens = 0;
+    TokenHistogram step_tokens;  // of the steps launched
     // The loop's stages: plan (scheduler.next), launch, collect (waiting for the runner), commit, deliver;
     // step = the runner's own time.
     StageHistogram plan, launch, collect, commit, deliver, step;

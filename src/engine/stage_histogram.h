@@ -1,5 +1,8 @@
-// Recording into the engine's stage histograms.
+// Recording into the engine's histograms.
 #pragma once
+
+#include <algorithm>
+#include <iterator>
 
 #include "base/clock.h"
 #include "engine/engine.h"
@@ -15,6 +18,13 @@ inline void record(StageHistogram& histogram, TimeNs duration) {
     ++histogram.bucket[bucket];
     ++histogram.count;
     histogram.sum_s += seconds(duration);
+}
+
+inline void record(TokenHistogram& histogram, int64_t tokens) {
+    const auto* const bound = std::ranges::lower_bound(TokenHistogram::kBounds, tokens);
+    ++histogram.bucket[bound - std::begin(TokenHistogram::kBounds)];
+    ++histogram.count;
+    histogram.sum += tokens;
 }
 
 // Times its scope into a histogram.

@@ -55,6 +55,17 @@ void fill(ClientMetric::Histogram& out, const StageHistogram& stage) {
     out.bucket.push_back({stage.count, std::numeric_limits<double>::infinity()});
 }
 
+void fill(ClientMetric::Histogram& out, const TokenHistogram& tokens) {
+    out.sample_count = tokens.count;
+    out.sample_sum = static_cast<double>(tokens.sum);
+    uint64_t below = 0;
+    for (size_t i = 0; i < std::size(TokenHistogram::kBounds); ++i) {
+        below += tokens.bucket[i];
+        out.bucket.push_back({below, static_cast<double>(TokenHistogram::kBounds[i])});
+    }
+    out.bucket.push_back({tokens.count, std::numeric_limits<double>::infinity()});
+}
+
 void append_queues(Writer& out, const EngineStats& stats) {
     out.gauge("vllm:num_requests_running", "Requests that hold a slot.", stats.scheduler.running);
     out.gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", stats.scheduler.waiting);
@@ -98,16 +109,9 @@ void append_cache(Writer& out, const MetricsConfig& config, const EngineStats& s
 }
 
 void append_steps(Writer& out, const EngineStats& stats) {
-    const SchedulerStats& scheduler = stats.scheduler;
-    out.family("vllm:iteration_tokens_total",
-               "Tokens computed in a step (their sum and the steps; no buckets are kept).",
+    out.family("vllm:iteration_tokens_total", "Tokens computed in a step, prompts and decodes together.",
                MetricType::Histogram);
-    ClientMetric::Histogram& tokens = out.sample({}).histogram;
-    tokens.sample_count = stats.steps;
-    tokens.sample_sum =
-        static_cast<double>(scheduler.prompt_tokens - scheduler.cached_tokens + scheduler.generated_tokens);
-    tokens.bucket.push_back({stats.steps, std::numeric_limits<double>::infinity()});
-
+    fill(out.sample({}).histogram, stats.step_tokens);
     out.family("tessera:stage_seconds", "Time of each stage of the engine's step loop.",
                MetricType::Histogram);
     const std::pair<const char*, const StageHistogram*> stages[] = {

@@ -1,12 +1,14 @@
 #include "server/metrics.h"
 
 #include <cmath>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <string>
 #include <utility>
 
 #include "base/json.h"
 #include "engine/engine.h"
+#include "engine/stage_histogram.h"
 #include "server/recent_window.h"
 
 namespace tessera {
@@ -125,7 +127,10 @@ TEST_F(Metrics, EngineFigures) {
     stats.scheduler.prompt_tokens = 100;
     stats.scheduler.cached_tokens = 64;
     stats.scheduler.generated_tokens = 20;
-    stats.steps = 30;
+    record(stats.step_tokens, 1);
+    record(stats.step_tokens, 8);
+    record(stats.step_tokens, 9);
+    record(stats.step_tokens, 20000);
     stats.cache = {.pages_total = 10,
                    .pages_free = 5,
                    .pages_cached = 1,
@@ -146,8 +151,13 @@ TEST_F(Metrics, EngineFigures) {
     EXPECT_EQ(series(metrics_, "vllm:gpu_prefix_cache_hits_total", "", stats), 128);
     EXPECT_EQ(series(metrics_, "vllm:cache_config_info", "cache_dtype=\"bfloat16\"", stats), 1);
     EXPECT_EQ(series(metrics_, "vllm:cache_config_info", "num_gpu_blocks=\"10\"", stats), 1);
-    EXPECT_EQ(series(metrics_, "vllm:iteration_tokens_total_count", "", stats), 30);
-    EXPECT_EQ(series(metrics_, "vllm:iteration_tokens_total_sum", "", stats), 56);
+    EXPECT_EQ(series(metrics_, "vllm:iteration_tokens_total_count", "", stats), 4);
+    EXPECT_EQ(series(metrics_, "vllm:iteration_tokens_total_sum", "", stats), 20018);
+    for (const auto& [bound, below] : {std::pair{"1", 1}, {"8", 2}, {"16", 3}, {"16384", 3}, {"+Inf", 4}}) {
+        EXPECT_EQ(
+            series(metrics_, "vllm:iteration_tokens_total_bucket", fmt::format("le=\"{}\"", bound), stats),
+            below);
+    }
     EXPECT_EQ(series(metrics_, "tessera:stage_seconds_count", "stage=\"plan\"", stats), 3);
     EXPECT_DOUBLE_EQ(series(metrics_, "tessera:stage_seconds_sum", "stage=\"plan\"", stats), 0.5);
     const std::string text = metrics_.prometheus_text(stats);
