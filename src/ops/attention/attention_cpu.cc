@@ -38,7 +38,7 @@ struct Block {
     int32_t lanes = 0;
     int32_t first_limit = 0;  // last slot that the first query sees; the next query sees one more
     int32_t last_limit = 0;
-    const float* next_k = nullptr;  // the first keys of the item after this one; may be null
+    KvStream* stream = nullptr;
 };
 
 // Rows that are computed together from `row` on: at most three vectors.
@@ -114,10 +114,7 @@ void run_tile(D d, const Block& b, const AttentionState& state, int32_t tile) {
     t.k = load_tile(b, b.args.k_offset, tile, t.keys, b.scratch.k);
     t.v = load_tile(b, b.args.v_offset, tile, t.keys, b.scratch.v);
     t.scores = b.scratch.scores;
-    if (b.rows == 8 && b.args.kv_dtype == DType::kFloat32) {
-        const bool last = slot + kAttentionTile > b.last_limit;
-        t.next_k = last ? b.next_k : load_tile(b, b.args.k_offset, tile + 1, 0, nullptr);
-    }
+    t.stream = b.stream;
     t.masked = slot + t.keys - 1 > b.first_limit;
     t.first_slot = static_cast<float>(slot);
     for (int32_t row = 0; row < b.padded;) {
@@ -211,14 +208,35 @@ Block make_block(const AttentionArgs& args, const AttentionItem& item, int threa
     return b;
 }
 
+KvStream::Tiles tiles_of(const AttentionArgs& args, const AttentionItem& item) {
+    const AttentionSequence& sequence = args.plan->sequences()[static_cast<size_t>(item.sequence)];
+    const int32_t slots = sequence.first_slot + sequence.position + item.query + item.queries;
+    const int32_t last = (slots - 1) / kAttentionTile;
+    KvStream::Tiles tiles{.args = &args,
+                          .sequence = &sequence,
+                          .kv_head = item.kv_head,
+                          .last = last,
+                          .keys = slots - last * kAttentionTile};
+    if (item.span >= 0) {
+        tiles.tile = item.span * kAttentionSpanTiles;
+        if (const int32_t end = tiles.tile + kAttentionSpanTiles; end <= last) {
+            tiles.last = end - 1;
+            tiles.keys = kAttentionTile;
+        }
+    }
+    return tiles;
+}
+
 // `next`: the item that this thread runs then, or null.
 void run_item(const AttentionArgs& args, const AttentionItem& item, const AttentionItem* next, int thread) {
     Block b = make_block(args, item, thread);
-    if (next != nullptr && args.kv_dtype == DType::kFloat32) {
-        const Block after = make_block(args, *next, thread);
-        const int32_t tile = std::max(next->span, 0) * kAttentionSpanTiles;
-        b.next_k = load_tile(after, args.k_offset, tile, 0, nullptr);
+    KvStream stream(b.scratch.q);
+    if (b.rows == 8 && args.kv_dtype == DType::kFloat32) {
+        constexpr int64_t kAhead = kAttentionTile;  // of slots; those before came with the item before
+        stream.start(tiles_of(args, item), next == nullptr ? KvStream::Tiles{} : tiles_of(args, *next),
+                     kAhead * b.head_dim);
     }
+    b.stream = &stream;
     load_queries(b);
     const int64_t rows_max = attention_rows_max(args.plan->shape());
     const AttentionState state = AttentionState::at(b.scratch.state, rows_max, b.head_dim);

@@ -13,6 +13,7 @@
 #include <hwy/highway.h>
 
 #include "ops/attention/attention_scratch.h"
+#include "ops/attention/kv_stream.h"
 #include "ops/common/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -25,22 +26,22 @@ namespace hn = hwy::HWY_NAMESPACE;
 // A group of rows against one tile. Slots outside [begin, keys) may be loaded but count for nothing.
 struct TileArgs {
     int64_t head_dim = 0;
-    const float* q = nullptr;       // [head_dim / 2][width][2]
-    const float* k = nullptr;       // [64][head_dim]
-    const float* v = nullptr;       // [64][head_dim]
-    const float* next_k = nullptr;  // the next tile's keys, to be fetched meanwhile; may be null
-    int32_t begin = 0;              // first visible key: 1 in the first tile of the MTP layer
-    int32_t keys = 0;               // one past the last visible key
-    float* scores = nullptr;        // [keys, padded][width]: scores, then probabilities
-    int64_t width = 0;              // rows in a line of scores
-    int32_t rows = 0;               // rows that exist; the others up to width are padding
-    bool masked = false;            // some row does not see all keys
-    float first_slot = 0;           // slot of key 0
-    const float* limit = nullptr;   // [width] last slot that a row sees
-    float* max = nullptr;           // [width]
-    float* sum = nullptr;           // [width]
-    float* alpha = nullptr;         // [width]
-    float* output = nullptr;        // [rows][head_dim]
+    const float* q = nullptr;      // [head_dim / 2][width][2]
+    const float* k = nullptr;      // [64][head_dim]
+    const float* v = nullptr;      // [64][head_dim]
+    KvStream* stream = nullptr;    // fetched meanwhile where there are eight rows, as in decode
+    int32_t begin = 0;             // first visible key: 1 in the first tile of the MTP layer
+    int32_t keys = 0;              // one past the last visible key
+    float* scores = nullptr;       // [keys, padded][width]: scores, then probabilities
+    int64_t width = 0;             // rows in a line of scores
+    int32_t rows = 0;              // rows that exist; the others up to width are padding
+    bool masked = false;           // some row does not see all keys
+    float first_slot = 0;          // slot of key 0
+    const float* limit = nullptr;  // [width] last slot that a row sees
+    float* max = nullptr;          // [width]
+    float* sum = nullptr;          // [width]
+    float* alpha = nullptr;        // [width]
+    float* output = nullptr;       // [rows][head_dim]
 };
 
 // scores[key][row] = sum over e of k[key][e] * q[row][e], for kKeys keys from `key`. A pair of a key's
@@ -56,7 +57,8 @@ HWY_INLINE void score_block(const TileArgs& t, int32_t key) {
     const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
     const int64_t head_dim = kHeadDim == 0 ? t.head_dim : kHeadDim;
     const float* k = t.k + key * head_dim;
-    [[maybe_unused]] const float* v = t.v + key * head_dim;
+    constexpr bool kFetch = kVectors * static_cast<int>(hn::MaxLanes(d)) == 16;  // pairs of eight rows
+    [[maybe_unused]] const float* fetch = kFetch ? t.stream->take(head_dim * kKeys) : nullptr;
     V acc[kKeys * kVectors];
 #pragma GCC unroll 32
     for (V& sum : acc) {
@@ -70,9 +72,9 @@ HWY_INLINE void score_block(const TileArgs& t, int32_t key) {
         for (int j = 0; j < kVectors; ++j) {
             qv[j] = hn::LoadU(d, q + j * lanes);
         }
-        if (kVectors * lanes == 16) {  // decode waits for memory: fetch the values of these keys
+        if constexpr (kFetch) {
             for (int line = 0; line < 2 * kKeys; line += 16) {
-                __builtin_prefetch(v + e * kKeys + line, 0, 2);
+                __builtin_prefetch(fetch + e * kKeys + line, 0, 2);
             }
         }
 #pragma GCC unroll 16
@@ -185,10 +187,8 @@ HWY_INLINE void softmax_block(D d, const TileArgs& t) {
     }
 }
 
-// Decode's eight rows go through value_block together where registers allow, or in two halves. While they do,
-// the next tile's keys are fetched, two lines a step: a quarter of the tile in each of the four column blocks
-// (or in each of the halves' two; head_dim 128).
-inline constexpr int kPrefetchRows = HWY_TARGET == HWY_AVX2 ? 4 : 8;
+// Decode's eight rows go through value_block together where registers allow, or in two halves.
+inline constexpr int kDecodeRows = HWY_TARGET == HWY_AVX2 ? 4 : 8;
 
 // output[row][columns] = output * alpha + sum over keys of p[key][row] * v[key][columns], for kRows rows from
 // `row` and kVectors vectors from `column`.
@@ -208,14 +208,15 @@ HWY_INLINE void value_block(D d, const TileArgs& t, int32_t row, int64_t column)
     }
     const float* p = t.scores + t.begin * t.width + row;
     const float* v = t.v + t.begin * t.head_dim + column;
-    [[maybe_unused]] const float* next_k =
-        t.next_k + (row / 2 + (kRows / 2) * column / t.head_dim) * kAttentionTile * 32;
+    constexpr int kStep = kRows * kVectors * static_cast<int>(hn::MaxLanes(d)) / 8;  // floats used by a step
+    constexpr bool kFetch = kRows == kDecodeRows;
+    [[maybe_unused]] const float* fetch = kFetch ? t.stream->take((t.keys - t.begin) * kStep) : nullptr;
     for (int32_t key = t.begin; key < t.keys; ++key, p += t.width, v += t.head_dim) {
-        if constexpr (kRows == kPrefetchRows) {
-            if (t.next_k != nullptr) {
-                __builtin_prefetch(next_k + key * 32, 0, 2);
-                __builtin_prefetch(next_k + key * 32 + 16, 0, 2);
+        if constexpr (kFetch) {
+            for (int line = 0; line < kStep; line += 16) {
+                __builtin_prefetch(fetch + line, 0, 2);
             }
+            fetch += kStep;
         }
         V vv[kVectors];
 #pragma GCC unroll 4
@@ -261,7 +262,7 @@ HWY_INLINE void value_tile(const TileArgs& t) {
         value_rows<6>(t, row);
     }
     if (row + 8 == t.rows) {  // more chains in flight than 6 + 2
-        if constexpr (kPrefetchRows == 8) {
+        if constexpr (kDecodeRows == 8) {
             return value_rows<8>(t, row);
         }
         value_rows<4>(t, row);
