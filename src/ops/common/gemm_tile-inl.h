@@ -121,7 +121,12 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
 #pragma GCC unroll 8
         for (int64_t line = 0; line < kVectors * kLanes; line += 16) {
             if constexpr (kRows <= kNarrowRows) {
-                hwy::Prefetch(words + ahead + line);
+                // Into the second level: what waits for memory must not hold the places for misses of the
+                // first, which its own lines need. One or two rows are all reading: there the cache's
+                // fetching of pairs is faster than asking for every line.
+                if (kRows > 2 || line % 32 == 0) {
+                    __builtin_prefetch(words + ahead + line, 0, 2);
+                }
             } else {  // bound by arithmetic: the whole of `next`, into the second level
                 hwy::Prefetch(words + kPrefetchSteps * kBlockOutputs + line);
                 if (line % 32 == 0) {  // the cache fetches the other line of the pair; asking for it would
