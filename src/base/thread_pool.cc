@@ -24,61 +24,126 @@ void pause_once() {
 
 }  // namespace
 
-// One loop is one epoch: odd while it is open, even once it is closed. The owner writes the loop and opens
-// it; a worker announces itself in `active`, looks whether the epoch is still the open one, and only then
-// claims items. The owner takes part, closes the epoch when all items are claimed, and waits
-// for those that came in; a worker that did not wake in time holds up nobody. (The order active++, read epoch
-// against close epoch, read active, both sequentially consistent, makes one of the two see the other.)
+// Cache lines that go from core to core are what a short loop costs, so there are few: one from the owner
+// with all that a worker must know, and one back from each worker with how many items it has done. The owner
+// takes part and waits until the items are done, not for workers: one that did not wake in time holds up
+// nobody.
+//
+// Threads claim items by counters that bear the number of the loop. Nobody resets them: a counter of an older
+// loop stands for zero, and one of a newer loop tells a late worker that its own loop is over.
 struct ThreadPool::Shared {
-    struct alignas(64) Hand {
-        std::atomic<int64_t> next{0};  // the thread's own items that were claimed so far
+    static constexpr int kCountBits = 24;
+    static constexpr int64_t kCountMax = (int64_t{1} << kCountBits) - 1;
+    static constexpr uint64_t kRenewMask = 0xFFFFFF;
+
+    struct alignas(64) Counter {
+        std::atomic<uint64_t> value{0};  // number of the loop << kCountBits | count
     };
 
-    explicit Shared(int threads) : hands(static_cast<size_t>(threads)) {}
+    struct Job {
+        std::atomic<int64_t> items{0};
+        std::atomic<void*> context{nullptr};
+        std::atomic<Call> call{nullptr};
+    };
 
-    alignas(64) std::atomic<uint64_t> epoch{0};
-    alignas(64) std::atomic<int> active{0};
-    std::vector<Hand> hands;
-    int64_t items = 0;
-    void* context = nullptr;
-    Call call = nullptr;
+    explicit Shared(int threads)
+        : claimed(static_cast<size_t>(threads)), done(static_cast<size_t>(threads)) {}
+
+    alignas(64) std::atomic<uint64_t> loop{0};  // number of the newest
+    Job jobs[2];                                // of the newest and of the one before, by parity
     std::atomic<bool> stop{false};
-    std::atomic<int> sleepers{0};
+
+    std::vector<Counter> claimed;  // of each thread's own items, by anyone
+    std::vector<Counter> done;     // by each thread
+    alignas(64) std::atomic<int> sleepers{0};
     std::mutex mutex;
     std::condition_variable wake;
 
-    // First the thread's own hand, then what is left of the others'.
-    void claim(int thread) {
-        const auto threads = static_cast<int64_t>(hands.size());
-        for (int64_t v = 0; v < threads; ++v) {
-            const int64_t owner = (thread + v) % threads;
-            std::atomic<int64_t>& next = hands[static_cast<size_t>(owner)].next;
-            for (;;) {
-                const int64_t item = owner + threads * next.fetch_add(1, std::memory_order_relaxed);
-                if (item >= items) {
-                    break;
-                }
-                call(context, item, thread);
+    // `count` is the counter's when it is of this loop. Negative: of a newer one.
+    static int64_t count_in(uint64_t value, uint64_t number) {
+        const auto age = static_cast<int64_t>((number << kCountBits) - (value & ~uint64_t{kCountMax}));
+        if (age == 0) {
+            return static_cast<int64_t>(value & kCountMax);
+        }
+        return age > 0 ? 0 : -1;
+    }
+
+    // Claims one of the owner's items; -1: there is none left.
+    int64_t claim(int64_t owner, uint64_t number, int64_t items) {
+        std::atomic<uint64_t>& counter = claimed[static_cast<size_t>(owner)].value;
+        uint64_t now = counter.load(std::memory_order_relaxed);
+        for (;;) {
+            const int64_t count = count_in(now, number);
+            const int64_t item = owner + static_cast<int64_t>(claimed.size()) * count;
+            if (count < 0 || item >= items) {
+                return -1;
+            }
+            const uint64_t next = number << kCountBits | static_cast<uint64_t>(count + 1);
+            if (counter.compare_exchange_weak(now, next, std::memory_order_relaxed)) {
+                return item;
             }
         }
     }
 
-    void wake_sleepers() {
+    // First the thread's own items, then what is left of the others'.
+    void take_part(uint64_t number, int thread) {
+        const Job& job = jobs[number % 2];
+        const int64_t items = job.items.load(std::memory_order_acquire);
+        void* context = job.context.load(std::memory_order_acquire);
+        const Call call = job.call.load(std::memory_order_acquire);
+        if (loop.load(std::memory_order_acquire) != number) {
+            return;  // what was read may be of a newer loop
+        }
+        const auto threads = static_cast<int64_t>(claimed.size());
+        uint64_t count = 0;
+        for (int64_t v = 0; v < threads; ++v) {
+            const int64_t owner = (thread + v) % threads;
+            for (int64_t item = claim(owner, number, items); item >= 0; item = claim(owner, number, items)) {
+                call(context, item, thread);
+                ++count;
+            }
+        }
+        if (count > 0) {
+            done[static_cast<size_t>(thread)].value.store(number << kCountBits | count,
+                                                          std::memory_order_release);
+        }
+    }
+
+    int64_t items_done(uint64_t number) const {
+        int64_t sum = 0;
+        for (const Counter& counter : done) {
+            sum += count_in(counter.value.load(std::memory_order_acquire), number);
+        }
+        return sum;
+    }
+
+    // The owner's: opens a loop.
+    uint64_t open(int64_t items, void* context, Call call) {
+        const uint64_t number = loop.load(std::memory_order_relaxed) + 1;
+        if ((number & kRenewMask) == 0) {  // a counter must not grow so old that it looks newer
+            for (size_t t = 0; t < claimed.size(); ++t) {
+                claimed[t].value.store(number << kCountBits, std::memory_order_relaxed);
+                done[t].value.store(number << kCountBits, std::memory_order_relaxed);
+            }
+        }
+        Job& job = jobs[number % 2];
+        job.items.store(items, std::memory_order_release);
+        job.context.store(context, std::memory_order_release);
+        job.call.store(call, std::memory_order_release);
+        loop.store(number);
         if (sleepers.load() > 0) {
             std::lock_guard lock(mutex);
             wake.notify_all();
         }
+        return number;
     }
 
-    // An open epoch other than `seen`, or `seen` when the pool ends.
-    uint64_t wait_for_epoch(uint64_t seen) {
-        const auto news = [&] {
-            const uint64_t now = epoch.load();
-            return (now % 2 == 1 && now != seen) || stop.load();
-        };
+    // The number of a loop other than `seen`, or `seen` when the pool ends.
+    uint64_t wait_for_loop(uint64_t seen) {
+        const auto news = [&] { return loop.load() != seen || stop.load(); };
         for (int spins = 0; spins < kSpins; ++spins) {
             if (news()) {
-                return stop.load() ? seen : epoch.load();
+                return stop.load() ? seen : loop.load();
             }
             pause_once();
         }
@@ -86,7 +151,7 @@ struct ThreadPool::Shared {
         sleepers.fetch_add(1);
         wake.wait(lock, news);
         sleepers.fetch_sub(1);
-        return stop.load() ? seen : epoch.load();
+        return stop.load() ? seen : loop.load();
     }
 };
 
@@ -111,23 +176,17 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(int64_t items, const void* context, Call call) {
     Shared& s = *shared_;
-    s.context = const_cast<void*>(context);
+    void* mutable_context = const_cast<void*>(context);
     if (workers_.empty() || items <= 1) {
         for (int64_t i = 0; i < items; ++i) {
-            call(s.context, i, 0);
+            call(mutable_context, i, 0);
         }
         return;
     }
-    s.items = items;
-    s.call = call;
-    for (Shared::Hand& hand : s.hands) {
-        hand.next.store(0, std::memory_order_relaxed);
-    }
-    s.epoch.fetch_add(1);
-    s.wake_sleepers();
-    s.claim(0);
-    s.epoch.fetch_add(1);
-    for (int spins = 0; s.active.load() != 0; ++spins) {
+    check(items <= Shared::kCountMax, "thread pool: too many items");
+    const uint64_t number = s.open(items, mutable_context, call);
+    s.take_part(number, 0);
+    for (int spins = 0; s.items_done(number) != items; ++spins) {
         if (spins < kSpins) {
             pause_once();
         } else {
@@ -140,13 +199,11 @@ void ThreadPool::work(int thread) {
     Shared& s = *shared_;
     uint64_t seen = 0;
     while (!s.stop.load()) {
-        const uint64_t epoch = s.wait_for_epoch(seen);
-        s.active.fetch_add(1);
-        if (epoch % 2 == 1 && epoch != seen && s.epoch.load() == epoch) {
-            s.claim(thread);
+        const uint64_t number = s.wait_for_loop(seen);
+        if (number != seen) {
+            s.take_part(number, thread);
         }
-        s.active.fetch_sub(1);
-        seen = epoch;
+        seen = number;
     }
 }
 
