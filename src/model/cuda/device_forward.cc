@@ -117,11 +117,9 @@ Status DeviceForward::allocate(MemoryBudget& budget) {
         status = allocate_layout(budget, "attention", attention_memory_, [&](Layout& layout) {
             layout.take(decode_workspace_, decode_cuda_workspace_bytes(decode_plan(DeviceBatch{})));
             layout.take(prefill_workspace_,
-                        prefill_cuda_workspace_bytes(shape_, format_.kv_dtype, options_.sequences_max,
-                                                     options_.tokens_max));
+                        prefill_cuda_workspace_bytes(shape_, options_.sequences_max, options_.tokens_max));
             layout.take(decode_rows_workspace_,
-                        prefill_cuda_workspace_bytes(shape_, format_.kv_dtype, options_.sequences_max,
-                                                     options_.sequences_max));
+                        prefill_cuda_workspace_bytes(shape_, options_.sequences_max, options_.sequences_max));
             layout.take(row_numbers_, options_.sequences_max + 1);
         });
     }
@@ -241,7 +239,6 @@ PrefillPlanCudaArgs DeviceForward::prefill_plan(const DeviceBatch& batch) const 
             .sequences = batch.prefill_rows,
             .rows_max = batch.tokens_count - batch.decode_rows,
             .shape = shape_,
-            .kv_dtype = format_.kv_dtype,
             .workspace = prefill_workspace_};
 }
 
@@ -252,7 +249,6 @@ PrefillPlanCudaArgs DeviceForward::decode_rows_plan(const DeviceBatch& batch) co
             .sequences = batch.decode_rows,
             .rows_max = batch.decode_rows,
             .shape = shape_,
-            .kv_dtype = format_.kv_dtype,
             .workspace = decode_rows_workspace_};
 }
 

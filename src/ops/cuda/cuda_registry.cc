@@ -22,7 +22,7 @@ constexpr CudaOpEntry kOperators[] = {
     {"attention_plan", "work list of a decode step", "through attention", attention_plan_cuda_cases},
     {"attention_decode", "one to four queries a sequence over pages", "rms 5e-3",
      attention_decode_cuda_cases},
-    {"attention_prefill", "many queries a sequence over pages", "rms 5e-3; fp8 4e-2",
+    {"attention_prefill", "many queries a sequence over pages", "rms 5e-3; fp8 4.5e-2",
      attention_prefill_cuda_cases},
     {"router", "logits and choice of the experts", "sets where 1e-6 apart", router_cuda_cases},
     {"router_logits", "float32-exact logits of the experts", "4e-6; two parts 2e-5",

@@ -93,7 +93,6 @@ struct PrefillPlanCudaArgs {
     int32_t sequences = 0;  // <= 1024
     int32_t rows_max = 0;   // bound of the rows in all, known to the host
     AttentionCudaShape shape;
-    DType kv_dtype = DType::kBFloat16;
     std::byte* workspace = nullptr;  // prefill_cuda_workspace_bytes(), kept until the step's end
 };
 
@@ -107,8 +106,8 @@ struct PrefillKvTiles {
     int32_t tiles_max = 0;
 };
 
-// bfloat16 K and V: products in bfloat16. e4m3: q becomes e4m3 with a scale for each row and head, the
-// softmax's weights become e4m3, and the products of each 128 slots are added up in float32.
+// bfloat16 K and V: products in bfloat16. e4m3: q becomes e4m3 with a scale for each row and head, the scores
+// are float16, the softmax's weights become e4m3, and the products of each 512 slots are added up in float32.
 struct PrefillCudaArgs {
     PrefillPlanCudaArgs plan;  // as given to prefill_plan_cuda()
     PagedKvCuda kv;
@@ -121,8 +120,8 @@ struct PrefillCudaArgs {
     int sm_count = 0;
 };
 
-int32_t prefill_cuda_tile_queries(const AttentionCudaShape& shape, DType kv_dtype);
-int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, DType kv_dtype, int32_t sequences_max,
+int32_t prefill_cuda_tile_queries(const AttentionCudaShape& shape);
+int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t sequences_max,
                                      int32_t rows_max);
 void prefill_plan_cuda(cudaStream_t stream, const PrefillPlanCudaArgs& args);
 void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args);

@@ -71,7 +71,7 @@ class AttentionCudaCase {
         const auto batch = static_cast<int32_t>(spec.sequences.size());
         const int64_t bytes =
             spec.part == AttentionCudaPart::kPrefill
-                ? prefill_cuda_workspace_bytes(spec.heads, dtype, batch, static_cast<int32_t>(rows_))
+                ? prefill_cuda_workspace_bytes(spec.heads, batch, static_cast<int32_t>(rows_))
                 : decode_cuda_workspace_bytes(decode_plan());
         workspace_ = std::make_unique<DeviceScratch>(one, bytes, 1);
         plan(nullptr);
@@ -109,7 +109,7 @@ class AttentionCudaCase {
         // fp8 pages q and the weights become e4m3.
         const bool narrow = spec_.fp8 && spec_.part == AttentionCudaPart::kPrefill;
         OpError error = compare_sums(got, want, narrow ? 0.8 : 0.04, 0.0079);
-        error.mismatches += error.rms > (narrow ? 4e-2 : 5e-3);
+        error.mismatches += error.rms > (narrow ? 4.5e-2 : 5e-3);
         error += count_unwritten(all);
         return error;
     }
@@ -186,7 +186,6 @@ class AttentionCudaCase {
                 .sequences = static_cast<int32_t>(spec_.sequences.size()),
                 .rows_max = static_cast<int32_t>(rows_),
                 .shape = spec_.heads,
-                .kv_dtype = spec_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16,
                 .workspace = workspace_->at(0)};
     }
     void plan(cudaStream_t stream) const {

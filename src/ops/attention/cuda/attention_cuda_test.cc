@@ -28,6 +28,7 @@ struct Shape {
     bool fp8;
     int32_t first_slot;
     std::vector<Sequence> sequences;
+    bool rising = false;  // each 128 slots' scores lie far above those of the slots after them
 };
 
 // Pages in a shuffled pool of two layers, the second of which is used; every slot that no query may see is
@@ -60,6 +61,9 @@ class Case {
             tables_.insert(tables_.end(), table.begin(), table.end());
             const int64_t count = slots_[b] * shape.heads.kv_heads * kHeadDim;
             keys_.push_back(random_values(random_, count, 1, shape.fp8));
+            if (shape.rising) {
+                lower_later_keys(keys_.back());
+            }
             values_.push_back(random_values(random_, count, 1, shape.fp8));
             fill(b);
             first_rows_.push_back(rows_);
@@ -67,6 +71,10 @@ class Case {
         }
         first_rows_.push_back(rows_);
         q_ = random_values(random_, rows_ * width(), 1.5f, false);
+        for (int64_t i = 0; shape.rising && i < rows_ * width(); i += i % kHeadDim == 7 ? kHeadDim - 7 : 1) {
+            q_.values[static_cast<size_t>(i)] = 4;
+            q_.bf16[static_cast<size_t>(i)] = f32_to_bf16(4);
+        }
         // The last row is zeros: it has no scale of its own.
         std::fill(q_.values.end() - width(), q_.values.end(), 0.0f);
         std::fill(q_.bf16.end() - width(), q_.bf16.end(), uint16_t{0});
@@ -136,25 +144,28 @@ class Case {
         return bf16_values(DeviceArena::download(out, rows_ * width()));
     }
 
-    // listed: by lists of all KV tiles.
-    std::vector<float> prefill(bool listed = false) const {
+    // listed: by lists of all KV tiles. skip: without this many queries of a single sequence.
+    std::vector<float> prefill(bool listed = false, int32_t skip = 0) const {
         DeviceArena arena;
         Stream stream;
         const auto sequences = static_cast<int32_t>(slots_.size());
-        uint16_t* out = arena.poisoned<uint16_t>(rows_ * width());
-        const DType dtype = shape_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
-        const int32_t rows_max = rows_ + 3;
-        const PrefillPlanCudaArgs plan{.first_rows = arena.upload(first_rows_),
-                                       .positions = arena.upload(positions()),
+        const int32_t rows = rows_ - skip;
+        const int32_t rows_max = rows + 3;
+        std::vector<int32_t> first_rows = first_rows_;
+        std::vector<int32_t> places = positions();
+        first_rows.back() -= skip;
+        places.back() += skip;
+        uint16_t* out = arena.poisoned<uint16_t>(rows * width());
+        const PrefillPlanCudaArgs plan{.first_rows = arena.upload(first_rows),
+                                       .positions = arena.upload(places),
                                        .first_slot = shape_.first_slot,
                                        .sequences = sequences,
                                        .rows_max = rows_max,
                                        .shape = shape_.heads,
-                                       .kv_dtype = dtype,
-                                       .workspace = arena.poisoned<std::byte>(prefill_cuda_workspace_bytes(
-                                           shape_.heads, dtype, sequences, rows_max))};
+                                       .workspace = arena.poisoned<std::byte>(
+                                           prefill_cuda_workspace_bytes(shape_.heads, sequences, rows_max))};
         prefill_plan_cuda(stream.get(), plan);
-        std::vector<uint16_t> q = q_.bf16;
+        std::vector<uint16_t> q(q_.bf16.begin() + skip * width(), q_.bf16.end());
         q.resize(static_cast<size_t>(rows_max * width()), 0xFFFF);
         attention_prefill_cuda(stream.get(), {.plan = plan,
                                               .kv = place(arena),
@@ -166,15 +177,30 @@ class Case {
                                               .scale = scale(),
                                               .sm_count = 132});
         stream.synchronize();
-        return bf16_values(DeviceArena::download(out, rows_ * width()));
+        return bf16_values(DeviceArena::download(out, rows * width()));
     }
 
   private:
+    // The first 8 dimensions of a key tell how late its slot is; those of the queries are 4.
+    void lower_later_keys(TestValues& keys) const {
+        const int64_t row = shape_.heads.kv_heads * kHeadDim;
+        for (size_t i = 0; i < keys.values.size(); ++i) {
+            if (static_cast<int64_t>(i) % kHeadDim < 8) {
+                keys.values[i] = -2.0f * static_cast<float>(static_cast<int64_t>(i) / row / 128);
+                if (shape_.fp8) {
+                    keys.fp8[i] = e4m3_bits(keys.values[i]);
+                } else {
+                    keys.bf16[i] = f32_to_bf16(keys.values[i]);
+                }
+            }
+        }
+    }
+
     PrefillKvTiles kv_tiles(const PrefillPlanCudaArgs& plan, bool listed, DeviceArena& arena) const {
         if (!listed) {
             return {};
         }
-        const int32_t queries = prefill_cuda_tile_queries(shape_.heads, plan.kv_dtype);
+        const int32_t queries = prefill_cuda_tile_queries(shape_.heads);
         const int32_t tiles_max = (pages_max_ + 1) / 2;
         const auto lists =
             static_cast<size_t>((plan.rows_max / queries + plan.sequences) * shape_.heads.kv_heads);
@@ -407,6 +433,32 @@ TEST(AttentionCuda, prefill_agrees_with_loops_in_double) {
                 // e4m3 has three bits of fraction; q and the weights of the softmax become e4m3.
                 EXPECT_LT(error, fp8 ? 4e-2 : 3e-3);
                 EXPECT_EQ(got, test_case.prefill(true)) << "by lists of all KV tiles";
+            }
+        }
+    }
+}
+
+// The last KV tile comes first: what is subtracted from the scores must move at each.
+TEST(AttentionCuda, prefill_of_scores_that_rise_from_tile_to_tile) {
+    for (const bool fp8 : {false, true}) {
+        const Case test_case({{16, 2}, fp8, 1, {{900, 70}, {0, 300}, {500, 3}, {1270, 1}}, true});
+        const std::vector<float> got = test_case.prefill();
+        const double error = relative_error(got, test_case.reference());
+        std::printf("prefill %s of rising scores: relative error %.2e\n", fp8 ? "fp8" : "bf16", error);
+        EXPECT_LT(error, fp8 ? 4e-2 : 3e-3);
+        EXPECT_EQ(got, test_case.prefill(true)) << "by lists of all KV tiles";
+    }
+}
+
+TEST(AttentionCuda, a_query_is_prefilled_to_the_same_bits_in_any_chunk) {
+    for (const bool fp8 : {false, true}) {
+        for (const bool rising : {false, true}) {
+            const Case test_case({{8, 1}, fp8, 1, {{200, 700}}, rising});
+            const std::vector<float> whole = test_case.prefill();
+            for (const int32_t skip : {1, 7, 50, 333, 699}) {
+                const std::vector<float> rest = test_case.prefill(false, skip);
+                const std::vector<float> same(whole.end() - static_cast<int64_t>(rest.size()), whole.end());
+                EXPECT_EQ(rest, same) << "fp8 " << fp8 << " without " << skip;
             }
         }
     }

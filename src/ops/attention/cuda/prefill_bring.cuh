@@ -133,8 +133,9 @@ struct Bringer {
 // ---- fp8: the warps that turn V
 
 // Page `half` of a KV tile, [64 slots][128], becomes [128][64 slots]: bytes 64 half .. of the rows at `to`.
-// Of 16 slots, slot 8 b + 2 t + c comes to place 4 t + 2 b + c. Slots outside [seen_first, seen_end) become
-// zeros.
+// Of 16 slots, slot 8 b + 2 t + c comes to place 4 t + 2 b + c. Masked: slots outside [seen_first, seen_end)
+// become zeros.
+template <bool Masked>
 __device__ __forceinline__ void turn_page(uint32_t from, uint32_t to, int half, int seen_first,
                                           int seen_end) {
     const int lane = this_lane();
@@ -144,26 +145,28 @@ __device__ __forceinline__ void turn_page(uint32_t from, uint32_t to, int half, 
     // lower half and the odd ones of the upper, so that its rows lie in different banks.
     const uint32_t store = to + swizzle_128(lane / 16 * 16 + 2 * i + ((i / 4) ^ (lane / 8 % 2)), half * 4);
     const uint32_t select = lane < 16 ? 0x6420 : 0x7531;
-#pragma unroll 1
-    for (int part = 0; part < 8; ++part) {  // 16 slots, 64 of the 128 columns
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const uint32_t slots = part / 2;                    // in 16
-            const uint32_t columns = 4 * (part % 2u) + 2u * j;  // in 16
-            uint32_t raw[4];
-            load_matrices_transposed((load + slots * 16 * kSwizzleRowBytes) ^ columns << 4, raw);
-            if (seen_first > 0 || seen_end < kPageSlots) {
+    for (int slots = 0; slots < 4; ++slots) {  // in 16
+        uint32_t raw[4][4];                    // of 32 columns each
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            load_matrices_transposed((load ^ j << 5) + slots * 16 * kSwizzleRowBytes, raw[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (Masked) {
 #pragma unroll
                 for (int m = 0; m < 4; ++m) {
-                    const int slot = part / 2 * 16 + m % 2 * 8 + lane % 4 * 2;
-                    raw[m] &= (slot >= seen_first && slot < seen_end ? 0x0000FFFFu : 0) |
-                              (slot + 1 >= seen_first && slot + 1 < seen_end ? 0xFFFF0000u : 0);
+                    const int slot = slots * 16 + m % 2 * 8 + lane % 4 * 2;
+                    raw[j][m] &= (slot >= seen_first && slot < seen_end ? 0x0000FFFFu : 0) |
+                                 (slot + 1 >= seen_first && slot + 1 < seen_end ? 0xFFFF0000u : 0);
                 }
             }
-            const uint32_t turned[4] = {
-                __byte_perm(raw[0], raw[1], select), __byte_perm(raw[0], raw[1], select ^ 0x1111),
-                __byte_perm(raw[2], raw[3], select), __byte_perm(raw[2], raw[3], select ^ 0x1111)};
-            store_matrices((store + columns * 16 * kSwizzleRowBytes) ^ slots << 4, turned);
+            const uint32_t turned[4] = {__byte_perm(raw[j][0], raw[j][1], select),
+                                        __byte_perm(raw[j][0], raw[j][1], select ^ 0x1111),
+                                        __byte_perm(raw[j][2], raw[j][3], select),
+                                        __byte_perm(raw[j][2], raw[j][3], select ^ 0x1111)};
+            store_matrices((store ^ slots << 4) + j * 32 * kSwizzleRowBytes, turned);
         }
     }
 }
@@ -191,8 +194,15 @@ __device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t bas
             const int kv_tile =
                 static_cast<int>(load_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value)));
             const int first = kv_tile * kPrefillKvSlots + half * kPageSlots;
-            turn_page(base + L::kValues + value * L::kKvBytes, base + L::kTurned + turned * L::kKvBytes, half,
-                      args.prefill.plan.first_slot - first, tile.slots - first);
+            const uint32_t from = base + L::kValues + value * L::kKvBytes;
+            const uint32_t to = base + L::kTurned + turned * L::kKvBytes;
+            const int seen_first = args.prefill.plan.first_slot - first;
+            const int seen_end = tile.slots - first;
+            if (seen_first > 0 || seen_end < kPageSlots) {
+                turn_page<true>(from, to, half, seen_first, seen_end);
+            } else {
+                turn_page<false>(from, to, half, seen_first, seen_end);
+            }
             fence_proxy_async();
             __syncwarp();
             if (this_lane() == 0) {

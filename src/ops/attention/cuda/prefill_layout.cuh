@@ -17,8 +17,9 @@ inline constexpr int kGroup = 128;  // threads of a warpgroup
 inline constexpr int kTurners = 2;  // fp8: warps that turn V
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// Named barriers among the threads of each consumer.
+// Named barriers: of each consumer's threads, and two for each pair of warps that take turns.
 inline constexpr int kGroupBarrier = 1;
+inline constexpr int kTurnBarrier = kGroupBarrier + 2;
 
 // What the blocks' warps need to know of a query tile.
 struct Tile {
@@ -40,6 +41,7 @@ struct KernelArgs {
     PrefillPlan plan;
     int32_t group = 0;
     int32_t tile_queries = 0;
+    uint32_t zero = 0;  // what the compiler does not know
 };
 
 // Rings of 2^n buffers: the buffer of the count-th use, and the parity of its barriers' phase.
@@ -57,7 +59,7 @@ __device__ __forceinline__ uint32_t parity_of(int count) {
 // each buffer.
 template <bool Fp8>
 struct Layout {
-    static constexpr int kConsumers = prefill_rows(Fp8) / kRows;
+    static constexpr int kConsumers = kPrefillRows / kRows;
     static constexpr int kThreads = (kConsumers + 1) * kGroup;
     static constexpr int kQueryStages = Fp8 ? 1 : 2;
     static constexpr int kTileStages = 2 * kQueryStages;  // consumers may store while the next ones come
@@ -66,7 +68,7 @@ struct Layout {
     static constexpr int kTurnedStages = Fp8 ? 2 : 1;
     static constexpr int kHalf =
         kPrefillKvSlots * kSwizzleRowBytes;  // 128 rows of 64 bfloat16 or of 128 e4m3
-    static constexpr int kQueryHalf = prefill_rows(Fp8) * kSwizzleRowBytes;
+    static constexpr int kQueryHalf = kPrefillRows * kSwizzleRowBytes;
     static constexpr int kKvBytes = (Fp8 ? 1 : 2) * kHalf;
 
     static constexpr int kQueries = 0;  // bfloat16
@@ -77,7 +79,7 @@ struct Layout {
     static constexpr int kTiles = kTurned + (Fp8 ? kTurnedStages * kKvBytes : 0);
     static constexpr int kKvTiles = kTiles + kTileStages * static_cast<int>(sizeof(Tile));
     static constexpr int kScales = kKvTiles + 4 * (kKeyStages + kValueStages);
-    static constexpr int kQueryBarriers = (kScales + (Fp8 ? 4 * prefill_rows(true) : 0) + 7) / 8 * 8;
+    static constexpr int kQueryBarriers = (kScales + (Fp8 ? 4 * kPrefillRows : 0) + 7) / 8 * 8;
     static constexpr int kKeyBarriers = kQueryBarriers + 16 * kQueryStages;
     static constexpr int kValueBarriers = kKeyBarriers + 16 * kKeyStages;
     static constexpr int kTurnedBarriers = kValueBarriers + 16 * kValueStages;

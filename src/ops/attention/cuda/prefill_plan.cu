@@ -101,7 +101,7 @@ PrefillPlan make_prefill_plan(const PrefillPlanCudaArgs& args) {
     auto* words = reinterpret_cast<int32_t*>(args.workspace);
     PrefillPlan plan{.count = words, .next = words + 32, .finished = words + 64};
     plan.items = reinterpret_cast<PrefillItem*>(args.workspace + 512);
-    plan.items_max = args.rows_max / prefill_cuda_tile_queries(args.shape, args.kv_dtype) + args.sequences;
+    plan.items_max = args.rows_max / prefill_cuda_tile_queries(args.shape) + args.sequences;
     plan.bytes = 512 + (plan.items_max * static_cast<int64_t>(sizeof(PrefillItem)) + 255) / 256 * 256;
     return plan;
 }
@@ -110,22 +110,20 @@ PrefillPlan make_prefill_plan(const PrefillPlanCudaArgs& args) {
 
 namespace tessera {
 
-int32_t prefill_cuda_tile_queries(const AttentionCudaShape& shape, DType kv_dtype) {
-    return cuda::prefill_rows(kv_dtype == DType::kFloat8E4M3) / (shape.q_heads / shape.kv_heads);
+int32_t prefill_cuda_tile_queries(const AttentionCudaShape& shape) {
+    return cuda::kPrefillRows / (shape.q_heads / shape.kv_heads);
 }
 
-int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, DType kv_dtype, int32_t sequences_max,
+int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t sequences_max,
                                      int32_t rows_max) {
-    return cuda::make_prefill_plan(
-               {.sequences = sequences_max, .rows_max = rows_max, .shape = shape, .kv_dtype = kv_dtype})
-        .bytes;
+    return cuda::make_prefill_plan({.sequences = sequences_max, .rows_max = rows_max, .shape = shape}).bytes;
 }
 
 void prefill_plan_cuda(cudaStream_t stream, const PrefillPlanCudaArgs& args) {
     check(args.sequences >= 1 && args.sequences <= cuda::kPrefillSequences,
           "attention prefill: 1 to 1024 sequences");
     cuda::plan_kernel<<<1, cuda::kThreads, 0, stream>>>(args, cuda::make_prefill_plan(args),
-                                                        prefill_cuda_tile_queries(args.shape, args.kv_dtype));
+                                                        prefill_cuda_tile_queries(args.shape));
     cuda_check_launch();
 }
 

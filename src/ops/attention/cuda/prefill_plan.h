@@ -6,9 +6,7 @@
 namespace tessera::cuda {
 
 // Rows of a query tile, queries x query heads of one KV head: 64 for each consumer of the kernel.
-constexpr int prefill_rows(bool fp8) {
-    return fp8 ? 192 : 128;
-}
+inline constexpr int kPrefillRows = 128;
 inline constexpr int kPrefillKvSlots = 128;  // of a KV tile
 inline constexpr int kPrefillSequences = 1024;
 

@@ -156,6 +156,11 @@ __device__ __forceinline__ void group_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Arrives without waiting: the others' group_barrier() counts these threads.
+__device__ __forceinline__ void group_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // Moves registers between warpgroups. Every warp of the warpgroup executes it.
 template <int Registers>
 __device__ __forceinline__ void registers_take() {

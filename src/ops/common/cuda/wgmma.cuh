@@ -25,6 +25,17 @@ __device__ __forceinline__ uint64_t mma_descriptor(uint32_t address) {
     constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
     return kSwizzle128 | kEightRows | uint64_t{1} << 16 | ((address & 0x3FFFF) >> 4);
 }
+// The low word of such a descriptor. Bytes >> 4 may be added to it: 32 bytes for each step along K, or
+// another buffer.
+__device__ __forceinline__ uint32_t mma_operand(uint32_t address) {
+    return 1u << 16 | address >> 4;
+}
+__device__ __forceinline__ uint64_t mma_descriptor_of(uint32_t operand) {
+    constexpr uint32_t kSwizzle128AndEightRows = 1u << 30 | 1024 >> 4;
+    uint64_t descriptor;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(operand), "r"(kSwizzle128AndEightRows));
+    return descriptor;
+}
 // Rows along K, N contiguous (N-major): blocks of 64 columns, `block_bytes` apart; 16 rows are one step.
 __device__ __forceinline__ uint64_t mma_descriptor_transposed(uint32_t address, uint32_t block_bytes) {
     constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
@@ -49,6 +60,14 @@ __device__ __forceinline__ void mma_pin(float (&d)[Count]) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
         asm volatile("" : "+f"(d[i])::"memory");
+    }
+}
+
+template <int Count>
+__device__ __forceinline__ void mma_pin(uint32_t (&d)[Count]) {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+        asm volatile("" : "+r"(d[i])::"memory");
     }
 }
 
@@ -213,6 +232,24 @@ __device__ __forceinline__ void mma_shared(float (&d)[64], uint64_t a, uint64_t 
             "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
             : "l"(a), "l"(b), "r"(add));
     }
+}
+
+// The same of e4m3 with float16 sums, two in a register: d[2 j] = row l / 4, columns 8 j + 2 (l % 4) and the next;
+// d[2 j + 1] = row l / 4 + 8. They must not exceed 65504.
+__device__ __forceinline__ void mma_shared_half(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "%32, %33, p, 1, 1;\n}\n"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]),
+            "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]),
+            "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]),
+            "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]),
+            "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]),
+            "+r"(d[30]), "+r"(d[31])
+        : "l"(a), "l"(b), "r"(add));
 }
 
 // a[64, 16] in registers (laid out as d is, two bfloat16 a register), b[16, N] with N contiguous; adds to d.
