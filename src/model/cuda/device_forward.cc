@@ -421,7 +421,8 @@ void DeviceForward::feed_forward(cudaStream_t stream, const DeviceBatch& batch, 
                      .tokens = batch.tokens_count,
                      .y = residual_,
                      .workspace = moe_memory_.data(),
-                     .sm_count = device_.sm_count};
+                     .sm_count = device_.sm_count,
+                     .batch_invariant = options_.deterministic};
     if (layer.is_moe) {
         route(stream, batch, layer);
         args.k = config_.num_experts_per_token;

@@ -28,6 +28,16 @@ __device__ __forceinline__ void mma_16x8(float (&d)[4], const uint32_t (&a)[4], 
     }
 }
 
+// d[16, 8] += a[16, 32] b[32, 8] in e4m3: four values in place of two, k 4t.. and 4t + 16..
+__device__ __forceinline__ void mma_16x8_e4m3(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                              uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9},"
+        " {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // 2^x to 2 ulp; 0 for -infinity.
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;

@@ -6,6 +6,7 @@
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/wgmma_shapes.cuh"
 #include "ops/moe/cuda/experts.cuh"
+#include "ops/moe/cuda/swiglu.cuh"
 
 namespace tessera::cuda {
 
@@ -29,16 +30,6 @@ __device__ __forceinline__ ExpertsScales experts_scales(const ExpertsSide& side,
         }
     }
     return scales;
-}
-
-// Within 2^-21 of silu(gate) * up.
-__device__ __forceinline__ float swiglu(float gate, float up) {
-    constexpr float kLog2E = 1.44269504f;
-    float power;
-    float inverse;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-gate * kLog2E));
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
-    return gate * inverse * up;
 }
 
 // What a consumer knows beside the tile.

@@ -6,6 +6,7 @@
 #include "ops/linear/cuda/linear_cuda.h"
 #include "ops/moe/cuda/combine.cuh"
 #include "ops/moe/cuda/experts_kernel.cuh"
+#include "ops/moe/cuda/few_experts.h"
 #include "ops/moe/cuda/moe_cuda.h"
 #include "ops/moe/cuda/plan.cuh"
 
@@ -170,16 +171,24 @@ PlanArgs plan_args(const MoeCudaArgs& args, const Layout& layout) {
             .slots = reinterpret_cast<int32_t*>(args.workspace + layout.slots)};
 }
 
+struct ExpertInputs {
+    const uint8_t* routed = nullptr;
+    const uint8_t* shared = nullptr;
+};
+ExpertInputs expert_inputs(const MoeCudaArgs& args, const Layout& layout) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    const auto* x = static_cast<const uint8_t*>(args.x);
+    if (t.dtype != DType::kFloat8E4M3) {
+        return {x, x};
+    }
+    x = args.x8 != nullptr ? args.x8 : reinterpret_cast<const uint8_t*>(args.workspace + layout.x);
+    return {x, one_input(t) ? x : reinterpret_cast<const uint8_t*>(args.workspace + layout.shared_x)};
+}
+
 ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const PlanArgs& plan) {
     const MoeCudaTensors& t = args.weights->tensors;
-    const bool fp8 = t.dtype == DType::kFloat8E4M3;
     const bool narrow = layout.tile_max == NarrowShape::kTileMax;
-    const auto* x = static_cast<const uint8_t*>(args.x);
-    const auto* shared_x = x;
-    if (fp8) {
-        x = args.x8 != nullptr ? args.x8 : reinterpret_cast<const uint8_t*>(args.workspace + layout.x);
-        shared_x = one_input(t) ? x : reinterpret_cast<const uint8_t*>(args.workspace + layout.shared_x);
-    }
+    const auto [x, shared_x] = expert_inputs(args, layout);
     const MoeCudaMaps& routed = args.weights->routed;
     const MoeCudaMaps& shared = args.weights->shared;
     std::byte* act = args.workspace + layout.act;
@@ -300,6 +309,15 @@ void moe_cuda(cudaStream_t stream, const MoeCudaArgs& args) {
     const bool fp8 = t.dtype == DType::kFloat8E4M3;
     if (fp8) {
         cuda::quantise_inputs(stream, args, layout);
+    }
+    if (few_experts_serves(args)) {
+        const auto [x, shared_x] = cuda::expert_inputs(args, layout);
+        few_experts_cuda(stream, args,
+                         {.x = x,
+                          .shared_x = shared_x,
+                          .act = args.workspace + layout.act,
+                          .act_width = layout.act_width});
+        return;
     }
     const cuda::PlanArgs plan = cuda::plan_args(args, layout);
     const int plan_blocks = args.tokens * args.k > cuda::kPlanPairs ? cuda::kPlanCluster : 1;

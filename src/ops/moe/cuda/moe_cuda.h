@@ -4,11 +4,11 @@
 // Three or four launches: the plan sorts the (token, expert) pairs by expert; with many rows an expert x is
 // copied into their order; one kernel for gate, up, SwiGLU and down; combine. Before them x is quantised, if
 // the caller has not. All sizes that depend on the routing stay on the device. Each may start while the one
-// before it ends (ops/common/cuda/dependent_launch.cuh).
+// before it ends (ops/common/cuda/dependent_launch.cuh). Up to 8 tokens take two launches and no list.
 //
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
-// each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids), so its bits do
-// not depend on the batch.
+// each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids); with
+// batch_invariant its bits do not depend on the batch. The ids of a token differ from each other.
 #pragma once
 
 #include <cstddef>
@@ -73,6 +73,7 @@ struct MoeCudaArgs {
     void* y = nullptr;                      // [tokens, hidden] bfloat16
     std::byte* workspace = nullptr;  // moe_cuda_workspace_bytes(), 256-byte aligned; one call at a time
     int sm_count = 0;                // of the device
+    bool batch_invariant = false;    // a token's bits do not depend on the batch
 };
 
 int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_max, int64_t k);

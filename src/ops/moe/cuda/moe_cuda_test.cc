@@ -86,7 +86,7 @@ class Case {
     }
 
     // `tokens` < the case's: the first ones alone.
-    std::vector<float> run(int64_t tokens, bool graph) {
+    std::vector<float> run(int64_t tokens, bool graph, bool batch_invariant = false) {
         DeviceArena arena;
         Stream stream;
         const auto place = [&](const TestValues& v) -> const void* {
@@ -124,7 +124,8 @@ class Case {
                                .y = y,
                                .workspace = arena.poisoned<std::byte>(
                                    moe_cuda_workspace_bytes(weights.tensors, shape_.tokens, shape_.k)),
-                               .sm_count = 132};
+                               .sm_count = 132,
+                               .batch_invariant = batch_invariant};
         if (graph) {
             Graph::capture(stream.get(), [&] { moe_cuda(stream.get(), args); }).launch(stream.get());
         } else {
@@ -206,6 +207,11 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
     for (const bool fp8 : {false, true}) {
         const std::vector<Shape> shapes = {{1, 256, 16, 4, 128, 128, fp8},
                                            {7, 256, 16, 4, 128, 128, fp8, false, true},
+                                           {8, 1040, 64, 8, 80, 1072, fp8, false},
+                                           {8, 144, 8, 2, 80, 48, fp8, true, false, true},
+                                           {5, 272, 2, 1, 1040, 0, fp8, true, true},
+                                           {3, 512, 0, 0, 0, 1328, fp8},
+                                           {8, 256, 4, 2, 128, 128, fp8, true, false, false, true},
                                            {63, 144, 8, 2, 80, 48, fp8},  // tails along every dimension
                                            {65, 256, 4, 2, 192, 192, fp8, false},  // tile of 64
                                            {129, 272, 2, 1, 144, 0, fp8, true, false, true},
@@ -232,13 +238,23 @@ TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
         for (const Shape& shape :
              {Shape{400, 256, 4, 2, 128, 128, fp8}, Shape{400, 128, 2, 1, 512, 64, fp8}}) {
             Case test_case(shape);
-            const std::vector<float> all = test_case.run(shape.tokens, false);
+            const std::vector<float> all = test_case.run(shape.tokens, false, true);
             for (const int64_t tokens : {1, 17, 20, 50, 140, 300}) {
-                const std::vector<float> some = test_case.run(tokens, true);
+                const std::vector<float> some = test_case.run(tokens, true, true);
                 EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
                     << tokens << " of " << name_of(shape);
             }
         }
+    }
+}
+
+TEST(MoeCuda, a_batch_of_few_tokens_is_as_exact_as_one_of_many) {
+    for (const bool fp8 : {false, true}) {
+        Case test_case({8, 512, 16, 4, 192, 192, fp8, false});
+        const std::vector<double> want = test_case.reference();
+        const double few = relative_error(test_case.run(8, true), want);
+        const double many = relative_error(test_case.run(8, false, true), want);
+        EXPECT_LT(few, 1.1 * many) << (fp8 ? "fp8" : "bf16");
     }
 }
 
