@@ -36,6 +36,15 @@ struct Rows {
     const float* pointers[kGemmRowsMax];
 };
 
+// Whether the second-level cache fetches lines in pairs, as Intel's do.
+bool fetches_pairs() {
+#if defined(__x86_64__)
+    return __builtin_cpu_is("intel") != 0;
+#else
+    return false;
+#endif
+}
+
 // out = rows * slice (or += where the slice resumes), in tiles of up to kTileRows rows, all of about one
 // size.
 template <class Weight>
@@ -99,7 +108,8 @@ void gemm_block_simd(const GemmBlockArgs& args) {
                            .end = std::min(columns, args.first + args.columns),
                            .count = weight.inputs,
                            .next = reinterpret_cast<const uint32_t*>(args.next),
-                           .also = reinterpret_cast<const uint32_t*>(args.also)};
+                           .also = reinterpret_cast<const uint32_t*>(args.also),
+                           .pairs = fetches_pairs()};
     if (weight.dtype == DType::kBFloat16) {
         multiply_block<BFloat16Weight>(args, slice);
     } else {

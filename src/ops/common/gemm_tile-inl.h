@@ -48,6 +48,7 @@ struct BlockSlice {
     bool resume = false;             // go on from the sums in `out`; else they start at zero
     const uint32_t* next = nullptr;  // words to fetch meanwhile, laid out as these; null: none
     const uint32_t* also = nullptr;  // words for another pass over the slice to fetch; null: none
+    bool pairs = false;              // the second-level cache fetches lines in pairs
 };
 
 struct BFloat16Weight {
@@ -91,7 +92,7 @@ HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const uint32_t* 
 }
 
 // out [kRows][kBlockOutputs] = rows * slice (or +=), on kVectors vectors of columns from `column` on.
-template <int kRows, int kVectors, class Weight>
+template <int kRows, int kVectors, class Weight, bool kPairs>
 HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t column, float* out) {
     const Tag d;
     const float* x[kRows];
@@ -129,8 +130,8 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
                 }
             } else {  // bound by arithmetic: the whole of `next`, into the second level
                 hwy::Prefetch(words + kPrefetchSteps * kBlockOutputs + line);
-                if (line % 32 == 0) {  // the cache fetches the other line of the pair; asking for it would
-                                       // fill the few places for misses, and stall the loads
+                if (!kPairs || line % 32 == 0) {  // asking for the other line of a pair too would fill the
+                                                  // few places for misses, and stall the loads
                     __builtin_prefetch(words + next + line, 0, 2);
                 }
             }
@@ -154,18 +155,18 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
 }
 
 // All columns of the slice, as many vectors at a time as registers allow.
-template <int kRows, class Weight>
+template <int kRows, class Weight, bool kPairs>
 HWY_NOINLINE void tile_columns(const float* const* rows, const BlockSlice& slice, float* out) {
     constexpr int kVectorsMax = (kLanes == 16 && kRows <= kNarrowRows) || kRows <= 2 ? 4 : 2;
     int64_t column = slice.first;
     for (; column + kVectorsMax * kLanes <= slice.end; column += kVectorsMax * kLanes) {
-        tile<kRows, kVectorsMax, Weight>(rows, slice, column, out);
+        tile<kRows, kVectorsMax, Weight, kPairs>(rows, slice, column, out);
     }
     for (; column + 2 * kLanes <= slice.end; column += 2 * kLanes) {
-        tile<kRows, 2, Weight>(rows, slice, column, out);
+        tile<kRows, 2, Weight, kPairs>(rows, slice, column, out);
     }
     for (; column < slice.end; column += kLanes) {
-        tile<kRows, 1, Weight>(rows, slice, column, out);
+        tile<kRows, 1, Weight, kPairs>(rows, slice, column, out);
     }
 }
 
@@ -177,7 +178,12 @@ HWY_INLINE void tile_rows(const float* const* rows, int row_count, const BlockSl
             return tile_rows<Weight, kRows - 1>(rows, row_count, slice, out);
         }
     }
-    tile_columns<kRows, Weight>(rows, slice, out);
+    if constexpr (kRows > kNarrowRows) {
+        if (!slice.pairs) {
+            return tile_columns<kRows, Weight, false>(rows, slice, out);
+        }
+    }
+    tile_columns<kRows, Weight, true>(rows, slice, out);
 }
 
 // The vector twin of round_to_e4m3 (half.h): out[i] = e4m3(x[i] / scale).
