@@ -58,8 +58,9 @@ class MoeRun {
         const int64_t blocks = (args_.hidden + kBlockOutputs - 1) / kBlockOutputs;
         const int64_t chunks = chunks_of(args_.tokens);
         context.threads.parallel_for(chunks * blocks, [&](int64_t i, int) {
-            const int64_t chunk = i / blocks;
-            down(args_.tokens * chunk / chunks, args_.tokens * (chunk + 1) / chunks, i % blocks);
+            const int64_t place = context.threads.place(i, chunks * blocks);  // whose y it wrote in linear
+            const int64_t chunk = place / blocks;
+            down(args_.tokens * chunk / chunks, args_.tokens * (chunk + 1) / chunks, place % blocks);
         });
     }
 
