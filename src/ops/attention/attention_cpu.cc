@@ -46,6 +46,35 @@ int32_t group_width(const Block& b, int32_t row) {
     return std::min(b.padded - row, 3 * b.lanes);
 }
 
+// As load_queries(), for one query with eight heads to a KV head: 4 x 4 pairs at a time.
+void load_eight_heads(const Block& b) {
+    const hn::CappedTag<float, 8> d;
+    const hn::CappedTag<uint64_t, 4> pairs;
+    const auto scale = hn::Set(d, b.args.scale);
+    const float* q =
+        b.args.q + (b.sequence.first + b.item.query) * b.args.q_stride + b.item.kv_head * 8 * b.head_dim;
+    const auto load = [&](const float* row) { return hn::BitCast(pairs, hn::Mul(hn::LoadU(d, row), scale)); };
+    for (int64_t e = 0; e < b.head_dim; e += 8) {
+        for (int64_t head = 0; head < 8; head += 4) {
+            const float* from = q + head * b.head_dim + e;
+            const auto r0 = load(from);
+            const auto r1 = load(from + b.head_dim);
+            const auto r2 = load(from + 2 * b.head_dim);
+            const auto r3 = load(from + 3 * b.head_dim);
+            const auto even01 = hn::InterleaveLower(pairs, r0, r1);  // pairs 0 and 2 of each
+            const auto even23 = hn::InterleaveLower(pairs, r2, r3);
+            const auto odd01 = hn::InterleaveUpper(pairs, r0, r1);
+            const auto odd23 = hn::InterleaveUpper(pairs, r2, r3);
+            auto* to = reinterpret_cast<uint64_t*>(b.scratch.q) + e / 2 * 8 + head;
+            hn::StoreU(hn::ConcatLowerLower(pairs, even23, even01), pairs, to);
+            hn::StoreU(hn::ConcatLowerLower(pairs, odd23, odd01), pairs, to + 8);
+            hn::StoreU(hn::ConcatUpperUpper(pairs, even23, even01), pairs, to + 16);
+            hn::StoreU(hn::ConcatUpperUpper(pairs, odd23, odd01), pairs, to + 24);
+        }
+    }
+    std::fill_n(b.scratch.limit, 8, static_cast<float>(b.first_limit));
+}
+
 // Each row group's queries lie together, pairs of elements transposed: [head_dim / 2][width][2] from row *
 // head_dim on.
 void load_queries(const Block& b) {
@@ -237,7 +266,11 @@ void run_item(const AttentionArgs& args, const AttentionItem& item, const Attent
                      kAhead * b.head_dim);
     }
     b.stream = &stream;
-    load_queries(b);
+    if (b.group == 8 && item.queries == 1) {
+        load_eight_heads(b);
+    } else {
+        load_queries(b);
+    }
     const int64_t rows_max = attention_rows_max(args.plan->shape());
     const AttentionState state = AttentionState::at(b.scratch.state, rows_max, b.head_dim);
     if (item.span >= 0) {
