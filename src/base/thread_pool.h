@@ -29,7 +29,7 @@ class ThreadPool {
     // are done. Thread t begins with items t, t + size(), ... in this order, and then helps the others: so
     // item i of one loop mostly meets in its core's cache what item i of another left there, and a thread
     // that sleeps or is slow holds up nobody. Items are claimed one by one: make each worth a microsecond or
-    // more.
+    // more. REQUIRES: items < 2^24.
     template <typename Body>
     void parallel_for(int64_t items, Body&& body) {
         using Stored = std::remove_reference_t<Body>;
