@@ -13,22 +13,23 @@ struct Bf16Consumer : ConsumerBase<false> {
     static constexpr float kMost = 0x1p32f;
     static constexpr float kNoZero = -0x1p100f;  // before the first: weights become infinite
 
-    int steps = 0;  // K of this many tiles has been used
+    int steps = 0;     // K of this many tiles has been used
+    int kv_tile;       // the last one of them
+    uint32_t queries;  // the first operand of the scores
 
     float by;         // weight = 2^(score * by - zero)
     float zero[2];    // of each half's rows
     float factor[2];  // what earlier sums must be multiplied with when a zero has moved
 
-    // Returns the first operand of the scores.
-    __device__ __forceinline__ uint32_t begin_tile() {
+    __device__ __forceinline__ void begin_tile() {
         by = args.prefill.scale * kLog2E;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             zero[half] = kNoZero;
             sum[half] = 0;
         }
-        return base + L::kQueries + stage_of<L::kQueryStages>(tiles) * 2 * L::kQueryHalf +
-               index * kRows * kSwizzleRowBytes;
+        queries = base + L::kQueries + stage_of<L::kQueryStages>(tiles) * 2 * L::kQueryHalf +
+                  index * kRows * kSwizzleRowBytes;
     }
 
     __device__ __forceinline__ int key() const { return stage_of<L::kKeyStages>(steps); }
@@ -40,7 +41,7 @@ struct Bf16Consumer : ConsumerBase<false> {
         barrier_wait(full_barrier(base + L::kKeyBarriers, key()), parity_of<L::kKeyStages>(steps));
         return static_cast<int>(load_shared_4(base + L::kKvTiles + 4 * key()));
     }
-    __device__ __forceinline__ void issue_scores(float (&scores)[64], uint32_t queries) {
+    __device__ __forceinline__ void issue_scores(float (&scores)[64]) {
         const uint32_t keys = base + L::kKeys + key() * L::kKvBytes;
         mma_begin();
 #pragma unroll
@@ -53,15 +54,15 @@ struct Bf16Consumer : ConsumerBase<false> {
     }
     __device__ __forceinline__ void end_keys() { arrive(empty_barrier(base + L::kKeyBarriers, key())); }
 
-    __device__ __forceinline__ void wait_values(const Tile& tile, int kv_tile) {
+    __device__ __forceinline__ void wait_values(const Tile& tile) {
         barrier_wait(full_barrier(base + L::kValueBarriers, value()), parity_of<L::kValueStages>(steps - 1));
         if (has_unseen(args, tile, kv_tile)) {
-            clear_unseen(tile, kv_tile);
+            clear_unseen(tile);
         }
     }
     // Zeros for the slots that no row sees: 0 times what may lie there could be NaN. Both consumers write
     // them.
-    __device__ __forceinline__ void clear_unseen(const Tile& tile, int kv_tile) {
+    __device__ __forceinline__ void clear_unseen(const Tile& tile) {
         const int slot = kv_tile * kPrefillKvSlots + thread;
         if (slot < args.prefill.plan.first_slot || slot >= tile.slots) {
             const uint32_t to = base + L::kValues + value() * L::kKvBytes;
@@ -88,7 +89,7 @@ struct Bf16Consumer : ConsumerBase<false> {
     __device__ __forceinline__ void end_values() { arrive(empty_barrier(base + L::kValueBarriers, value())); }
 
     // Hides what the rows may not see.
-    __device__ __forceinline__ void hide(float (&scores)[64], const Tile& tile, int kv_tile) {
+    __device__ __forceinline__ void hide(float (&scores)[64], const Tile& tile) {
         const int first = kv_tile * kPrefillKvSlots;
         const int first_slot = args.prefill.plan.first_slot;
         if (first >= first_slot && first + kPrefillKvSlots - 1 <= tile.first) {
@@ -130,7 +131,8 @@ struct Bf16Consumer : ConsumerBase<false> {
             }
             most = warp_reduce<4>(most, Max{});
             factor[half] = 1;
-            if (warp_reduce<4>(totals[half], Max{}) > kMost) {
+            const float total = warp_reduce<4>(totals[half], Max{});
+            if (most > -INFINITY && total > kMost) {
                 const float moved = most * by;
                 // Nothing was summed up before the first zero.
                 factor[half] = zero[half] == kNoZero ? 0.0f : exp2_fast(zero[half] - moved);
@@ -139,12 +141,21 @@ struct Bf16Consumer : ConsumerBase<false> {
             }
         }
     }
-    // Returns whether zeros of this warp have moved: then all earlier sums must be multiplied with factor.
-    __device__ __forceinline__ bool soften(const float (&scores)[64], uint32_t (&packed)[8][4]) {
-        float totals[2];
+    __device__ __forceinline__ void take_turn(const float (&scores)[64], uint32_t (&packed)[8][4],
+                                              float (&totals)[2]) const {
         wait_turn();
         exponentiate(scores, packed, totals);
         pass_turn(__float_as_uint(totals[0]) | __float_as_uint(totals[1]));
+    }
+    // Of the first KV tile: all zeros move.
+    __device__ __forceinline__ void soften_first(const float (&scores)[64], uint32_t (&packed)[8][4]) {
+        move_zeros(scores, {INFINITY, INFINITY});
+        take_turn(scores, packed, sum);
+    }
+    // Returns whether zeros of this warp have moved: then all earlier sums must be multiplied with factor.
+    __device__ __forceinline__ bool soften(const float (&scores)[64], uint32_t (&packed)[8][4]) {
+        float totals[2];
+        take_turn(scores, packed, totals);
         const bool grown = __any_sync(kFullWarp, fmaxf(totals[0], totals[1]) > kMost) != 0;
         if (grown) {
             move_zeros(scores, totals);
@@ -161,68 +172,59 @@ struct Bf16Consumer : ConsumerBase<false> {
         }
     }
 
-    // Of a query tile, between the steps.
-    struct Sums {
-        __device__ __forceinline__ Sums(const Tile& of, uint32_t first_operand, float (&to)[64])
-            : tile(of), queries(first_operand), out(to) {}
-        const Tile& tile;
-        uint32_t queries;
-        float (&out)[64];
-        float scores[64];  // of the KV tile after
-        int kv_tile = 0;   // of the weights at hand
-    };
     // From the weights of a KV tile to those of the next, which become ready beside the product.
-    __device__ __forceinline__ void advance(Sums& sums, const uint32_t (&packed)[8][4],
-                                            uint32_t (&next)[8][4]) {
+    __device__ __forceinline__ void advance(const Tile& tile, float (&out)[64], float (&scores)[64],
+                                            const uint32_t (&packed)[8][4], uint32_t (&next)[8][4]) {
         const int next_tile = wait_keys();
-        issue_scores(sums.scores, sums.queries);
-        wait_values(sums.tile, sums.kv_tile);
-        mma_pin(sums.out);
-        issue_values(sums.out, packed);
+        issue_scores(scores);
+        wait_values(tile);
+        kv_tile = next_tile;
+        mma_pin(out);
+        issue_values(out, packed);
         mma_wait<1>();
-        mma_pin(sums.scores);
+        mma_pin(scores);
         end_keys();
-        hide(sums.scores, sums.tile, next_tile);
-        const bool grown = soften(sums.scores, next);
-        end_product(sums.out);
+        hide(scores, tile);
+        const bool grown = soften(scores, next);
+        mma_wait<0>();
+        mma_pin(out);
+        end_values();
         ++steps;
         if (grown) {
-            rescale(sums.out);
+            rescale(out);
         }
-        sums.kv_tile = next_tile;
     }
-    __device__ __forceinline__ void end_product(float (&out)[64]) {
+    __device__ __forceinline__ void end_steps(const Tile& tile, float (&out)[64],
+                                              const uint32_t (&packed)[8][4]) {
+        wait_values(tile);
+        mma_pin(out);
+        issue_values(out, packed);
         mma_wait<0>();
         mma_pin(out);
         end_values();
     }
-    __device__ __forceinline__ void end_steps(Sums& sums, const uint32_t (&packed)[8][4]) {
-        wait_values(sums.tile, sums.kv_tile);
-        mma_pin(sums.out);
-        issue_values(sums.out, packed);
-        end_product(sums.out);
-    }
-    __device__ __forceinline__ void attend_steps(Sums& sums) {
+    __device__ __forceinline__ void attend_steps(const Tile& tile, float (&out)[64]) {
+        float scores[64];
         uint32_t packed[2][8][4];
-        sums.kv_tile = wait_keys();
-        issue_scores(sums.scores, sums.queries);
+        kv_tile = wait_keys();
+        issue_scores(scores);
         mma_wait<0>();
-        mma_pin(sums.scores);
+        mma_pin(scores);
         end_keys();
         ++steps;
-        hide(sums.scores, sums.tile, sums.kv_tile);
-        soften(sums.scores, packed[0]);
+        hide(scores, tile);
+        soften_first(scores, packed[0]);
         int step = 1;
 #pragma unroll 1
-        for (; step + 1 < sums.tile.steps; step += 2) {
-            advance(sums, packed[0], packed[1]);
-            advance(sums, packed[1], packed[0]);
+        for (; step + 1 < tile.steps; step += 2) {
+            advance(tile, out, scores, packed[0], packed[1]);
+            advance(tile, out, scores, packed[1], packed[0]);
         }
-        if (step < sums.tile.steps) {
-            advance(sums, packed[0], packed[1]);
-            end_steps(sums, packed[1]);
+        if (step < tile.steps) {
+            advance(tile, out, scores, packed[0], packed[1]);
+            end_steps(tile, out, packed[1]);
         } else {
-            end_steps(sums, packed[0]);
+            end_steps(tile, out, packed[0]);
         }
     }
 
@@ -233,11 +235,10 @@ struct Bf16Consumer : ConsumerBase<false> {
             if (tile.steps < 0) {
                 break;
             }
-            const uint32_t queries = begin_tile();
+            begin_tile();
             float out[64] = {};
             if (tile.steps > 0) {
-                Sums sums(tile, queries, out);
-                attend_steps(sums);
+                attend_steps(tile, out);
             }
             end_queries();
             store(this_tile(), out);
