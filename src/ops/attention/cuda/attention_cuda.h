@@ -48,10 +48,8 @@ struct DecodePlanCudaArgs {
     int32_t batch = 0;                   // <= 1024
     int32_t q_len = 1;
     int32_t first_slot = 0;
-    int32_t slots_max = 0;                       // of a sequence: the model's limit, a host constant
-    int32_t sm_count = 0;                        // of the device
-    DecodeSplit split = DecodeSplit::kBalanced;  // kFixed: a sequence's bits depend on it alone
-    int32_t blocks_per_sm = 2;
+    int32_t slots_max = 0;           // of a sequence: the model's limit, a host constant
+    int32_t sm_count = 0;            // of the device
     std::byte* workspace = nullptr;  // decode_cuda_workspace_bytes() of the largest batch, 256-byte aligned;
                                      // kept until the step's end
 };
@@ -72,13 +70,14 @@ struct DecodeCudaArgs {
     bool settled = false;
 };
 
-// kBalanced: grows with the device, not with the batch. `largest`: all but the pointers.
+// Grows with the device, not with the batch. `largest`: all but the pointers.
 int64_t decode_cuda_workspace_bytes(const DecodePlanCudaArgs& largest);
-// After decode_plan_cuda() the workspace begins with DecodeBin [bins + 1]: what each block attends.
+// After decode_plan_cuda() the workspace begins with DecodeBin [bins + 1]: how each head's blocks share the
+// sequences.
 int32_t decode_cuda_bins(const DecodePlanCudaArgs& args);
 void decode_plan_cuda(cudaStream_t stream, const DecodePlanCudaArgs& args);
-// Enters two kernels, each of which may start before the one before it in the stream has ended (programmatic
-// dependent launch) and waits for it before it reads anything.
+// Both kernels may start before the one before them in the stream has ended (programmatic dependent launch),
+// and wait for it before they write anything, or read anything but what `settled` names.
 void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args);
 
 // ---- prefill: any number of queries a sequence

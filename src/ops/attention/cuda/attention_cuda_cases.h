@@ -27,7 +27,6 @@ struct AttentionCudaSpec {
     int32_t first_slot = 0;
     int32_t slots_max = 32768;
     bool bench = true;  // compared on samples
-    DecodeSplit split = DecodeSplit::kBalanced;
 
     int32_t slots(const Sequence& s) const { return s.position < 0 ? 0 : first_slot + s.position + s.q_len; }
     CudaCosts costs() const {
@@ -176,7 +175,6 @@ class AttentionCudaCase {
                 .first_slot = spec_.first_slot,
                 .slots_max = spec_.slots_max,
                 .sm_count = sm_count_,
-                .split = spec_.split,
                 .workspace = workspace_ == nullptr ? nullptr : workspace_->at(0)};
     }
     PrefillPlanCudaArgs prefill_plan() const {

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "device/cuda/graph.h"
 #include "device/cuda/stream.h"
 #include "ops/common/cuda/device_testing.h"
 
@@ -107,36 +108,44 @@ class Case {
                 .pages_max = pages_max_};
     }
 
-    // only >= 0: every other sequence is an empty row. lse: or null.
-    std::vector<float> decode(int32_t slots_max, int only = -1, DecodeSplit split = DecodeSplit::kBalanced,
-                              std::vector<float>* lse = nullptr) const {
+    // Of the last of four layers, in the last of three replays of a step. lse: or null.
+    std::vector<float> decode(int32_t slots_max, std::vector<float>* lse = nullptr) const {
         DeviceArena arena;
         Stream stream;
         const auto batch = static_cast<int32_t>(slots_.size());
-        std::vector<int32_t> places = positions();
-        for (int32_t b = 0; b < batch; ++b) {
-            places[static_cast<size_t>(b)] = only < 0 || b == only ? places[static_cast<size_t>(b)] : -1;
-        }
         DecodePlanCudaArgs plan{.shape = shape_.heads,
-                                .positions = arena.upload(places),
+                                .positions = arena.upload(positions()),
                                 .batch = batch,
                                 .q_len = shape_.sequences[0].q_len,
                                 .first_slot = shape_.first_slot,
                                 .slots_max = slots_max,
-                                .sm_count = 132,
-                                .split = split};
-        plan.workspace = arena.poisoned<std::byte>(decode_cuda_workspace_bytes(plan));
+                                .sm_count = 132};
+        // Not of the bytes that mark a result as not written.
+        plan.workspace = arena.upload(
+            std::vector<std::byte>(static_cast<size_t>(decode_cuda_workspace_bytes(plan)), std::byte{0x11}));
         uint16_t* out = arena.poisoned<uint16_t>(rows_ * width());
         float* logarithms = arena.poisoned<float>(rows_ * shape_.heads.q_heads);
-        decode_plan_cuda(stream.get(), plan);
-        attention_decode_cuda(stream.get(), {.plan = plan,
-                                             .kv = place(arena),
-                                             .q = arena.upload(q_.bf16),
-                                             .q_stride = width(),
-                                             .out = out,
-                                             .out_stride = width(),
-                                             .lse = lse == nullptr ? nullptr : logarithms,
-                                             .scale = scale()});
+        const uint16_t* q = arena.upload(q_.bf16);
+        const uint16_t* other_q = arena.upload(std::vector<uint16_t>(q_.bf16.rbegin(), q_.bf16.rend()));
+        DecodeCudaArgs args{.plan = plan,
+                            .kv = place(arena),
+                            .q_stride = width(),
+                            .out = out,
+                            .out_stride = width(),
+                            .lse = lse == nullptr ? nullptr : logarithms,
+                            .scale = scale()};
+        const Graph step = Graph::capture(stream.get(), [&] {
+            decode_plan_cuda(stream.get(), plan);
+            for (int layer = 0; layer < 4; ++layer) {
+                args.q = layer % 2 == 0 ? other_q : q;
+                args.settled = layer > 0;
+                attention_decode_cuda(stream.get(), args);
+            }
+        });
+        for (int replay = 0; replay < 3; ++replay) {
+            cuda_check(cudaMemsetAsync(out, 0xFF, static_cast<size_t>(rows_ * width() * 2), stream.get()));
+            step.launch(stream.get());
+        }
         stream.synchronize();
         if (lse != nullptr) {
             *lse = DeviceArena::download(logarithms, rows_ * shape_.heads.q_heads);
@@ -342,10 +351,8 @@ TEST(AttentionCuda, decode_takes_every_group_size_and_gives_the_logarithm_of_the
                 std::vector<float> lse;
                 std::vector<double> want_lse;
                 const std::vector<double> want = test_case.reference(&want_lse);
-                EXPECT_LT(relative_error(test_case.decode(2048, -1, DecodeSplit::kBalanced, &lse), want),
-                          5e-3)
+                EXPECT_LT(relative_error(test_case.decode(2048, &lse), want), 5e-3)
                     << heads.q_heads << "/" << heads.kv_heads << " fp8 " << fp8 << " q_len " << q_len;
-                EXPECT_LT(relative_error(test_case.decode(2048, -1, DecodeSplit::kFixed), want), 5e-3);
                 ASSERT_EQ(lse.size(), want_lse.size());
                 for (size_t i = 0; i < lse.size(); ++i) {
                     if (std::isinf(want_lse[i])) {
@@ -360,58 +367,78 @@ TEST(AttentionCuda, decode_takes_every_group_size_and_gives_the_logarithm_of_the
 }
 
 TEST(AttentionCuda, decode_of_many_and_of_long_sequences) {
-    std::vector<Sequence> many;
+    std::vector<std::vector<Sequence>> batches(1);
     for (int i = 0; i < 512; ++i) {
-        many.push_back({i % 7 == 3 ? -1 : i * 37 % 190, 1});
+        batches[0].push_back({i % 7 == 3 ? -1 : i * 37 % 190, 1});
     }
-    std::vector<Sequence> mixed(40, {30, 1});
-    mixed[3] = {20000, 1};
-    mixed[20] = {5000, 1};
+    for (const int32_t q_len : {1, 2, 4}) {
+        std::vector<Sequence> mixed(40, {30, q_len});
+        mixed[3] = {20000, q_len};  // many pieces, some more than a dozen, few
+        mixed[20] = {3000, q_len};
+        mixed[33] = {900, q_len};
+        batches.push_back(mixed);
+    }
     for (const bool fp8 : {false, true}) {
-        for (const std::vector<Sequence>& sequences : {many, mixed}) {
+        for (const std::vector<Sequence>& sequences : batches) {
             const Case test_case({{8, 1}, fp8, 0, sequences});
             const double error = relative_error(test_case.decode(32768), test_case.reference());
-            std::printf("decode %zu sequences %s: relative error %.2e\n", sequences.size(),
-                        fp8 ? "fp8" : "bf16", error);
+            std::printf("decode %zu sequences %s q_len %d: relative error %.2e\n", sequences.size(),
+                        fp8 ? "fp8" : "bf16", sequences[0].q_len, error);
             EXPECT_LT(error, 5e-3);
+        }
+    }
+}
+
+TEST(AttentionCuda, decode_of_random_batches) {
+    std::mt19937 random(11);
+    const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % static_cast<uint32_t>(n)); };
+    for (const AttentionCudaShape heads : {AttentionCudaShape{8, 1}, {8, 2}}) {
+        for (const int32_t batch : {1, 2, 3, 9, 70, 512}) {
+            const int32_t q_len = 1 + below(4);
+            std::vector<Sequence> sequences;
+            for (int32_t b = 0; b < batch; ++b) {
+                const int32_t longest = below(6) == 0 && batch < 10 ? 5000 : 130;
+                sequences.push_back({below(6) == 0 ? -1 : below(longest), q_len});
+            }
+            const bool fp8 = below(2) == 0;
+            const Case test_case({heads, fp8, below(2), sequences});
+            EXPECT_LT(relative_error(test_case.decode(16384), test_case.reference()), 5e-3)
+                << batch << " sequences, " << heads.q_heads << "/" << heads.kv_heads << ", q_len " << q_len
+                << ", fp8 " << fp8;
         }
     }
 }
 
 TEST(AttentionCuda, the_device_deals_as_the_model_does) {
     std::mt19937 random(3);
-    for (const DecodeSplit split : {DecodeSplit::kBalanced, DecodeSplit::kFixed}) {
-        for (const int32_t batch : {1, 2, 17, 64, 256, 1000}) {
-            const int32_t longest = batch % 2 == 0 ? 65536 : 700;
-            std::vector<int32_t> positions, tiles;
-            for (int32_t b = 0; b < batch; ++b) {
-                positions.push_back(b % 9 == 8 ? -1 : static_cast<int32_t>(random() % longest));
-                tiles.push_back(decode_tiles(decode_slots(positions.back(), 2, 1, 65536)));
-            }
-            DeviceArena arena;
-            Stream stream;
-            DecodePlanCudaArgs plan{.shape = {32, 4},
-                                    .positions = arena.upload(positions),
-                                    .batch = batch,
-                                    .q_len = 2,
-                                    .first_slot = 1,
-                                    .slots_max = 65536,
-                                    .sm_count = 132,
-                                    .split = split};
-            plan.workspace = arena.poisoned<std::byte>(decode_cuda_workspace_bytes(plan));
-            decode_plan_cuda(stream.get(), plan);
-            stream.synchronize();
-            const int32_t bins = decode_cuda_bins(plan);
-            const std::vector<DecodeBin> want = plan_decode({split, 4, bins, tiles});
-            const std::vector<DecodeBin> got =
-                DeviceArena::download(reinterpret_cast<DecodeBin*>(plan.workspace), bins + 1);
-            for (size_t i = 0; i < want.size(); ++i) {
-                ASSERT_EQ(got[i].sequence, want[i].sequence) << batch << " " << i;
-                ASSERT_EQ(got[i].head, want[i].head) << batch << " " << i;
-                ASSERT_EQ(got[i].tile, want[i].tile) << batch << " " << i;
-                ASSERT_EQ(got[i].pieces, want[i].pieces) << batch << " " << i;
-                ASSERT_EQ(got[i].piece, want[i].piece) << batch << " " << i;
-            }
+    for (const int32_t batch : {1, 2, 17, 64, 256, 1000}) {
+        const int32_t longest = batch % 2 == 0 ? 65536 : 700;
+        std::vector<int32_t> positions, tiles;
+        for (int32_t b = 0; b < batch; ++b) {
+            positions.push_back(b % 9 == 8 ? -1 : static_cast<int32_t>(random() % longest));
+            tiles.push_back(decode_tiles(decode_slots(positions.back(), 2, 1, 65536)));
+        }
+        DeviceArena arena;
+        Stream stream;
+        DecodePlanCudaArgs plan{.shape = {32, 4},
+                                .positions = arena.upload(positions),
+                                .batch = batch,
+                                .q_len = 2,
+                                .first_slot = 1,
+                                .slots_max = 65536,
+                                .sm_count = 132};
+        plan.workspace = arena.poisoned<std::byte>(decode_cuda_workspace_bytes(plan));
+        decode_plan_cuda(stream.get(), plan);
+        stream.synchronize();
+        const int32_t bins = decode_cuda_bins(plan);
+        const std::vector<DecodeBin> want = plan_decode({bins, tiles});
+        const std::vector<DecodeBin> got =
+            DeviceArena::download(reinterpret_cast<DecodeBin*>(plan.workspace), bins + 1);
+        for (size_t i = 0; i < want.size(); ++i) {
+            ASSERT_EQ(got[i].sequence, want[i].sequence) << batch << " " << i;
+            ASSERT_EQ(got[i].tile, want[i].tile) << batch << " " << i;
+            ASSERT_EQ(got[i].pieces, want[i].pieces) << batch << " " << i;
+            ASSERT_EQ(got[i].piece, want[i].piece) << batch << " " << i;
         }
     }
 }
@@ -464,16 +491,13 @@ TEST(AttentionCuda, a_query_is_prefilled_to_the_same_bits_in_any_chunk) {
     }
 }
 
-TEST(AttentionCuda, a_sequence_decodes_to_the_same_bits_in_any_batch) {
+// Whoever ends first, the parts of a split sequence are added in one order.
+TEST(AttentionCuda, decode_gives_the_same_bits_in_every_run) {
     for (const bool fp8 : {false, true}) {
-        const Case test_case({{16, 2}, fp8, 0, {{70, 1}, {1500, 1}, {900, 1}}});
-        const std::vector<float> all = test_case.decode(4096, -1, DecodeSplit::kFixed);
-        const size_t width = all.size() / 3;
-        for (int b = 0; b < 3; ++b) {
-            const std::vector<float> alone = test_case.decode(4096, b, DecodeSplit::kFixed);
-            for (size_t i = 0; i < all.size(); ++i) {
-                ASSERT_EQ(alone[i], i / width == static_cast<size_t>(b) ? all[i] : 0.0f) << i;
-            }
+        const Case test_case({{8, 1}, fp8, 0, {{20000, 1}, {1500, 1}, {900, 1}}});
+        const std::vector<float> first = test_case.decode(32768);
+        for (int run = 0; run < 3; ++run) {
+            ASSERT_EQ(test_case.decode(32768), first);
         }
     }
 }

@@ -18,16 +18,25 @@ struct DecodeRows {
     int32_t group = 1;
     int32_t all = 1;  // of a KV head: row r is query r / group, head r % group of the group
     int32_t parts = 1;
-    int32_t each = 1;   // all / parts
-    int32_t heads = 1;  // kv_heads * parts: head h is part h % parts of KV head h / parts
+    int32_t each = 1;    // all / parts
+    int32_t heads = 1;   // kv_heads * parts: head h is part h % parts of KV head h / parts
+    int32_t padded = 8;  // `each` as the kernel has it: 8, 16 or 32
 };
 
-// The plan's place in the workspace, and the partial results'.
+inline constexpr int kDecodeBlocksOfSm = 2;
+
+// A partial result: [padded rows][4 slices][8 places] times four sums of O, not divided, and [padded rows][4
+// slices] times base of the exponents (log2) and sum of the row: each slice with a state of its own.
+inline constexpr int kPartialFloatsOfRow = kHeadDim + 2 * kDecodeSlices;
+inline constexpr uint32_t kUnwritten =
+    0xFFFFFFFF;  // a word that nobody has written yet; no result has these bits
+
+// What lies in the workspace: the plan, and the partial results.
 struct DecodeLayout {
-    DecodeBin* bins = nullptr;  // [bin_count + 1]
+    DecodeBin* bins = nullptr;  // [bin_count + 1], the same for every head
     int32_t bin_count = 0;
-    float* sums = nullptr;     // [slots, each, 128], not divided
-    float2* states = nullptr;  // [slots, each]: base of the exponents (log2), sum
+    float* partials = nullptr;  // [decode_slots_of_plan()][padded * kPartialFloatsOfRow]
+    int64_t partial_bytes = 0;
     int64_t bytes = 0;
 };
 
@@ -43,25 +52,26 @@ DecodeLayout make_decode_layout(const DecodePlanCudaArgs& plan);
 // 16 bytes at once.
 __device__ __forceinline__ DecodeBin load_bin(const DecodeBin* from) {
     const int4 raw = *reinterpret_cast<const int4*>(from);
-    return {raw.x, raw.y, raw.z, static_cast<int16_t>(raw.w), static_cast<int16_t>(raw.w >> 16)};
+    return {raw.x, raw.y, raw.z, raw.w};
 }
 __device__ __forceinline__ void store_bin(DecodeBin* to, const DecodeBin& bin) {
-    *reinterpret_cast<int4*>(to) =
-        make_int4(bin.sequence, bin.head, bin.tile, bin.piece << 16 | static_cast<uint16_t>(bin.pieces));
+    *reinterpret_cast<int4*>(to) = make_int4(bin.sequence, bin.tile, bin.pieces, bin.piece);
 }
 
 struct DecodeWork {
     DecodePiece piece;
+    DecodePieces all;   // of the sequence, for this head
     int32_t slots = 0;  // of the sequence; 0 = an empty row
 };
 
-// Walks a bin's pieces. Every lane of a warp calls next(), and gets the same answer.
+// Walks a block's pieces. Every lane of a warp calls next(), and gets the same answer.
 class DecodeWalk {
   public:
-    __device__ __forceinline__ DecodeWalk(const DecodeKernelArgs& args, int bin)
-        : plan_(args.decode.plan), heads_(args.rows.heads), bin_(bin) {
-        place_ = load_bin(args.layout.bins + bin);
-        end_ = load_bin(args.layout.bins + bin + 1);
+    __device__ __forceinline__ explicit DecodeWalk(const DecodeKernelArgs& args)
+        : plan_(args.decode.plan),
+          block_(load_block(args)),
+          end_(load_bin(args.layout.bins + block_.bin + 1)),
+          place_(block_.from) {
         load_slots();
     }
     __device__ __forceinline__ bool next(DecodeWork& work) {
@@ -73,12 +83,17 @@ class DecodeWalk {
         }
         work.slots = __shfl_sync(kFullWarp, lane_slots_, place_.sequence - first_);
         const int32_t tiles = decode_tiles(work.slots);
-        work.piece = decode_next_piece(plan_.split, heads_, tiles, end_, place_);
-        work.piece.slot = decode_slot(plan_.split, heads_, bin_, tiles, work.piece);
+        work.piece = decode_next_piece(tiles, end_, place_);
+        work.all = decode_pieces_of(block_, tiles, work.piece);
         return true;
     }
 
   private:
+    __device__ static __forceinline__ DecodeBlock load_block(const DecodeKernelArgs& args) {
+        const int bin = static_cast<int>(blockIdx.x) / args.rows.heads;
+        return {bin, static_cast<int>(blockIdx.x) % args.rows.heads, args.rows.heads,
+                load_bin(args.layout.bins + max(bin - 1, 0)), load_bin(args.layout.bins + bin)};
+    }
     // Of the next 32 sequences, one a lane.
     __device__ __forceinline__ void load_slots() {
         first_ = place_.sequence;
@@ -88,13 +103,11 @@ class DecodeWalk {
     }
 
     const DecodePlanCudaArgs& plan_;
-    int32_t heads_;
-    int32_t bin_;
-    DecodeBin place_, end_;
+    const DecodeBlock block_;
+    const DecodeBin end_;
+    DecodeBin place_;
     int32_t first_ = 0;
     int32_t lane_slots_ = 0;
 };
-
-void launch_decode_combine(cudaStream_t stream, const DecodeKernelArgs& args);
 
 }  // namespace tessera::cuda

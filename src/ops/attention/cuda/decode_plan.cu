@@ -1,7 +1,8 @@
 // The task assignment of decode attention: once a step, for all layers. ops/attention/decode_plan.h has the
 // arithmetic.
 //
-// Roofline: a few kilobytes, so a launch and the latency of one load, a scan and a search.
+// Roofline: a few kilobytes, and 2 to 9 MB of marks written by all multiprocessors, so a launch and the
+// latency of one load, a scan and a search.
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/attention/cuda/decode_layout.cuh"
@@ -10,6 +11,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 1024;
+constexpr int kMarkBlocks = 64;
 
 // The sum of `value` over the block's threads up to this one.
 __device__ __forceinline__ int32_t scan_block(int32_t value, int32_t* warps) {
@@ -50,44 +52,52 @@ __device__ __forceinline__ int find(const int32_t* begins, int count, int32_t at
     return low;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    plan_kernel(const __grid_constant__ DecodePlanCudaArgs args, DecodeBin* bins, int heads, int bin_count) {
+// Marks every word of the partial results as not written.
+__device__ __forceinline__ void mark_unwritten(const DecodeLayout& layout) {
+    const int64_t count = layout.partial_bytes / 16;
+    auto* to = reinterpret_cast<uint4*>(layout.partials);
+    const int64_t first = (static_cast<int64_t>(blockIdx.x) - 1) * kThreads + threadIdx.x;
+    for (int64_t i = first; i < count; i += int64_t{kMarkBlocks} * kThreads) {
+        to[i] = make_uint4(kUnwritten, kUnwritten, kUnwritten, kUnwritten);
+    }
+}
+
+// Block 0 deals, the others prepare the workspace.
+__global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ DecodePlanCudaArgs args,
+                                                        const __grid_constant__ DecodeLayout layout) {
     __shared__ int32_t warps[kThreads / kWarp];
     __shared__ int32_t begins[kThreads + 1];
     __shared__ int32_t tiles_of[kThreads];
     const int thread = static_cast<int>(threadIdx.x);
     wait_for_previous_kernel();
     let_next_kernel_start();
+    if (blockIdx.x > 0) {
+        mark_unwritten(layout);
+        return;
+    }
     const int position = thread < args.batch ? args.positions[thread] : -1;
     const int tiles = decode_tiles(decode_slots(position, args.q_len, args.first_slot, args.slots_max));
-    const int cost = thread < args.batch ? heads * decode_item_cost(args.split, tiles) : 0;
+    const int cost = thread < args.batch ? decode_cost(tiles) : 0;
     const int end = scan_block(cost, warps);
     tiles_of[thread] = tiles;
     begins[thread + 1] = end;
     begins[0] = 0;
     __syncthreads();
     const int line = begins[args.batch];
-    const int used = decode_bins_used(line, bin_count);
-    for (int bin = thread; bin <= bin_count; bin += kThreads) {
-        int item_begin = 0;
-        int item_cost = 0;
+    const int used = decode_bins_used(line, layout.bin_count);
+    for (int bin = thread; bin <= layout.bin_count; bin += kThreads) {
+        int sequence = 0;
         const auto place_of = [&](int b) -> DecodeBin {
             const auto at = static_cast<int32_t>(decode_cut(line, used, b));
-            if (at >= line) {
-                return {args.batch, 0, 0};
-            }
-            const int sequence = find(begins, args.batch, at);
-            item_cost = decode_item_cost(args.split, tiles_of[sequence]);
-            const int inside = at - begins[sequence];
-            item_begin = at - inside % item_cost;
-            return decode_bin_at(args.split, heads,
-                                 {sequence, inside / item_cost, tiles_of[sequence], inside % item_cost});
+            sequence = at < line ? find(begins, args.batch, at) : args.batch;
+            return at < line ? decode_bin_at(sequence, tiles_of[sequence], at - begins[sequence])
+                             : DecodeBin{.sequence = sequence};
         };
         DecodeBin place = place_of(bin);
-        if (args.split == DecodeSplit::kBalanced && bin < bin_count && place_of(bin + 1).tile > 0) {
-            decode_number_pieces({line, used, item_begin, item_begin + item_cost}, bin, place);
+        if (bin < layout.bin_count && place_of(bin + 1).tile > 0) {
+            decode_number_pieces({line, used, begins[sequence], begins[sequence + 1]}, bin, place);
         }
-        store_bin(bins + bin, place);
+        store_bin(layout.bins + bin, place);
     }
 }
 
@@ -100,6 +110,7 @@ DecodeRows make_decode_rows(const DecodePlanCudaArgs& plan) {
     rows.parts = (rows.all + kDecodeRowsMax - 1) / kDecodeRowsMax;
     rows.each = rows.all / rows.parts;
     rows.heads = plan.shape.kv_heads * rows.parts;
+    rows.padded = rows.each <= 8 ? 8 : (rows.each <= 16 ? 16 : 32);
     check(rows.group * plan.shape.kv_heads == plan.shape.q_heads && rows.group <= 16 && plan.q_len >= 1 &&
               plan.q_len <= 4 && rows.each * rows.parts == rows.all,
           "attention decode: 1 to 16 query heads for each KV head, 1 to 4 queries");
@@ -110,16 +121,16 @@ DecodeLayout make_decode_layout(const DecodePlanCudaArgs& plan) {
     const DecodeRows rows = make_decode_rows(plan);
     DecodeLayout layout;
     layout.bin_count = decode_cuda_bins(plan);
+    check(layout.bin_count >= 1, "attention decode: more KV heads than blocks");
     const auto take = [&](int64_t bytes) {
         std::byte* at = plan.workspace + layout.bytes;
         layout.bytes += (bytes + 255) / 256 * 256;
         return at;
     };
     layout.bins = reinterpret_cast<DecodeBin*>(take((layout.bin_count + 1) * int64_t{sizeof(DecodeBin)}));
-    const int64_t slots =
-        decode_slots_of_plan(plan.split, layout.bin_count, int64_t{plan.batch} * rows.heads) * rows.each;
-    layout.sums = reinterpret_cast<float*>(take(slots * kHeadDim * 4));
-    layout.states = reinterpret_cast<float2*>(take(slots * 8));
+    layout.partial_bytes = int64_t{decode_slots_of_plan(layout.bin_count * rows.heads)} * rows.padded *
+                           kPartialFloatsOfRow * int64_t{sizeof(float)};
+    layout.partials = reinterpret_cast<float*>(take(layout.partial_bytes));
     return layout;
 }
 
@@ -128,7 +139,7 @@ DecodeLayout make_decode_layout(const DecodePlanCudaArgs& plan) {
 namespace tessera {
 
 int32_t decode_cuda_bins(const DecodePlanCudaArgs& args) {
-    return args.sm_count * args.blocks_per_sm;
+    return args.sm_count * cuda::kDecodeBlocksOfSm / cuda::make_decode_rows(args).heads;
 }
 
 int64_t decode_cuda_workspace_bytes(const DecodePlanCudaArgs& largest) {
@@ -140,9 +151,8 @@ int64_t decode_cuda_workspace_bytes(const DecodePlanCudaArgs& largest) {
 void decode_plan_cuda(cudaStream_t stream, const DecodePlanCudaArgs& args) {
     check(args.batch >= 1 && args.batch <= cuda::kThreads, "attention decode: 1 to 1024 sequences");
     check(args.sm_count >= 1, "attention decode: needs the device's number of multiprocessors");
-    const cuda::DecodeLayout layout = cuda::make_decode_layout(args);
-    cuda_check(cuda::launch_dependent({dim3(1), cuda::kThreads, 0, stream}, cuda::plan_kernel, args,
-                                      layout.bins, cuda::make_decode_rows(args).heads, layout.bin_count));
+    cuda_check(cuda::launch_dependent({dim3(1 + cuda::kMarkBlocks), cuda::kThreads, 0, stream},
+                                      cuda::plan_kernel, args, cuda::make_decode_layout(args)));
 }
 
 }  // namespace tessera

@@ -60,7 +60,7 @@ CUtensorMap make_tensor_map(const void* data, DType dtype, int64_t rows, int64_t
                                   .box = {box_rows}});
 }
 
-CUtensorMap make_page_map(const void* data, DType dtype, int64_t heads, int64_t page_stride) {
+CUtensorMap make_page_map(const void* data, DType dtype, int64_t heads, int64_t page_stride, bool promote) {
     constexpr int64_t kSlots = 64;
     constexpr int64_t kPagesMax = 0x7FFFFFFF;  // page tables say which exist
     const int64_t row_bytes = 128 * dtype_size(dtype);
@@ -69,7 +69,8 @@ CUtensorMap make_page_map(const void* data, DType dtype, int64_t heads, int64_t 
                                   .rank = 5,
                                   .sizes = {kBoxBytes / dtype_size(dtype), kSlots, halves, heads, kPagesMax},
                                   .strides = {row_bytes, kBoxBytes, kSlots * row_bytes, page_stride},
-                                  .box = {kSlots, static_cast<uint32_t>(halves), 1, 1}});
+                                  .box = {kSlots, static_cast<uint32_t>(halves), 1, 1},
+                                  .promote = promote});
 }
 
 }  // namespace tessera::cuda

@@ -31,7 +31,9 @@ CUtensorMap make_tensor_map(const void* data, const TensorBoxes& tensor);
 // One layer's K or V in a pool of KV pages: page p holds [heads][64][128] of `dtype` at data + p *
 // page_stride. A box is one head of one page: 64 rows of 256 bytes (bfloat16) as two blocks of [64][128
 // bytes], the lower half of the columns first, or of 128 bytes (e4m3) as one; with the 128-byte swizzle. Its
-// coordinates are {0, 0, 0, head, page}. REQUIRES: data and page_stride multiples of 16 bytes.
-CUtensorMap make_page_map(const void* data, DType dtype, int64_t heads, int64_t page_stride);
+// coordinates are {0, 0, 0, head, page}. promote: as in TensorBoxes. REQUIRES: data and page_stride multiples
+// of 16 bytes.
+CUtensorMap make_page_map(const void* data, DType dtype, int64_t heads, int64_t page_stride,
+                          bool promote = true);
 
 }  // namespace tessera::cuda

@@ -1,0 +1,199 @@
+// The copying side of decode attention: the ring in shared memory, and the warp that fills it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <cuda.h>
+
+#include "ops/attention/cuda/decode_sums.cuh"
+#include "ops/common/cuda/async_copy.cuh"
+#include "ops/common/cuda/wgmma.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr int kQueryBytes = kHeadDim * 2;
+
+// Shared memory. Half a stage of the ring is K or V of one tile. All offsets are multiples of 1024 up to
+// `raw`.
+template <bool Fp8, int Rows>
+struct Shared {
+    static constexpr int kTerms = Fp8 ? 2 : 1;
+    static constexpr int kColumns = Rows * kTerms;
+    static constexpr int kHalfBytes = kDecodeTileSlots * kHeadDim * (Fp8 ? 1 : 2);
+    static constexpr int kOperandBytes = Rows * kQueryBytes;          // fp8: two terms
+    static constexpr int kWeightBytes = kColumns * kSwizzleRowBytes;  // P^T
+    static constexpr int kFixedBytes =
+        3 * kOperandBytes + kWeightBytes + Rows * 4 * (2 * kMathWarps + 1) + 32;
+
+    // Of a multiprocessor's 228 KiB, of which each block takes 1 KiB beside what it asks for.
+    static constexpr int kAvailable = 228 * 1024 / kDecodeBlocksOfSm - 1024;
+    static constexpr int kStages = (kAvailable - kFixedBytes) / (kHalfBytes + 16);
+    static constexpr int kBytes = kFixedBytes + kStages * (kHalfBytes + 16);
+
+    uint32_t begin;
+
+    __device__ uint32_t half(int stage) const { return begin + static_cast<uint32_t>(stage * kHalfBytes); }
+    __device__ uint32_t operand() const { return half(kStages); }
+    __device__ uint32_t weights() const { return operand() + kOperandBytes; }
+    __device__ uint32_t raw(int i) const {
+        return weights() + kWeightBytes + static_cast<uint32_t>(i) * kOperandBytes;
+    }
+    __device__ uint32_t floats() const { return raw(2); }
+    __device__ uint32_t full(int stage) const {
+        return floats() + Rows * 4 * (2 * kMathWarps + 1) + static_cast<uint32_t>(stage) * 16;
+    }
+    __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
+    __device__ uint32_t query_full(int i) const { return full(kStages) + static_cast<uint32_t>(i) * 16; }
+    __device__ uint32_t query_empty(int i) const { return query_full(i) + 8; }
+};
+
+// A place in the ring.
+struct Cursor {
+    int stage = 0;
+    uint32_t parity = 0;
+    template <int Stages>
+    __device__ __forceinline__ void advance() {
+        stage += 1;
+        if (stage == Stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+__device__ __forceinline__ void store_shared(uint32_t address, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, float2 value) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t a, uint32_t b) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ float2 load_shared_2(uint32_t address) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+    return value;
+}
+// K or V of one head in one page; read once, so first to leave the L2 cache.
+__device__ __forceinline__ void copy_page(uint32_t to, const CUtensorMap* map, int head, int page,
+                                          uint32_t barrier) {
+    constexpr uint64_t kEvictFirst = 0x12F0000000000000;
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%2, %2, %2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(0), "r"(head), "r"(page), "r"(barrier), "l"(kEvictFirst)
+        : "memory");
+}
+
+// The copying warp.
+template <bool Fp8, int Rows>
+class Producer {
+    using S = Shared<Fp8, Rows>;
+
+  public:
+    __device__ Producer(const DecodeKernelArgs& args, const CUtensorMap* k, const CUtensorMap* v,
+                        const S& shared)
+        : args_(args), k_(k), v_(v), shared_(shared), lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+
+    __device__ __forceinline__ void run() {
+        if (!args_.decode.settled) {
+            wait_for_previous_kernel();
+            ready_ = true;
+        }
+        DecodeWalk walk(args_);
+        DecodeWork work;
+        bool more = walk.next(work);
+        int32_t pages = more ? load_pages(work, work.piece.begin) : 0;
+        while (more) {
+            DecodeWork coming;
+            const bool more_comes = walk.next(coming);
+            const int32_t coming_pages = more_comes ? load_pages(coming, coming.piece.begin) : 0;
+            if (work.slots > 0) {
+                if (ready_) {
+                    send_queries(work);
+                }
+                send_tiles(work, pages);
+            }
+            work = coming;
+            pages = coming_pages;
+            more = more_comes;
+        }
+    }
+
+  private:
+    __device__ __forceinline__ int head() const { return static_cast<int>(blockIdx.x) % args_.rows.heads; }
+    __device__ __forceinline__ int kv_head() const { return head() / args_.rows.parts; }
+    // Of the tiles from `tile` on, one a lane.
+    __device__ __forceinline__ int32_t load_pages(const DecodeWork& work, int tile) const {
+        const PagedKvCuda& kv = args_.decode.kv;
+        const int32_t* table = kv.page_tables + static_cast<int64_t>(work.piece.sequence) * kv.pages_max;
+        return tile + lane_ < work.piece.end ? table[tile + lane_] : 0;
+    }
+    __device__ __forceinline__ void send_queries(const DecodeWork& work) {
+        const int at = queries_ & 1;
+        barrier_wait(shared_.query_empty(at), (queries_ >> 1 & 1) ^ 1);
+        const int rows = args_.rows.each;
+        if (lane_ == 0) {
+            barrier_arrive_expect(shared_.query_full(at), static_cast<uint32_t>(rows * kQueryBytes));
+        }
+        __syncwarp();
+        if (lane_ < rows) {
+            const int row = head() % args_.rows.parts * rows + lane_;
+            const int64_t token = work.piece.sequence * args_.decode.plan.q_len + row / args_.rows.group;
+            const int q_head = kv_head() * args_.rows.group + row % args_.rows.group;
+            copy_bulk(shared_.raw(at) + static_cast<uint32_t>(lane_ * kQueryBytes),
+                      static_cast<const std::byte*>(args_.decode.q) +
+                          (token * args_.decode.q_stride + q_head * kHeadDim) * 2,
+                      kQueryBytes, shared_.query_full(at));
+        }
+        queries_ += 1;
+    }
+    __device__ __forceinline__ void send_tiles(const DecodeWork& work, int32_t pages) {
+        const int head = kv_head();
+        // Slots that earlier steps wrote may be read before the previous kernel has ended, as far as the ring
+        // reaches.
+        const int written = (work.slots - args_.decode.plan.q_len) / kDecodeTileSlots;
+        const int early = min(min(written, work.piece.end), work.piece.begin + S::kStages / 2);
+        for (int tile = work.piece.begin; tile < work.piece.end; ++tile) {
+            if (!ready_ && tile >= early) {
+                wait_for_previous_kernel();
+                ready_ = true;
+                send_queries(work);
+            }
+            const int i = (tile - work.piece.begin) % kWarp;
+            if (i == 0 && tile > work.piece.begin) {
+                pages = load_pages(work, tile);
+            }
+            const int32_t page = __shfl_sync(kFullWarp, pages, i);
+            send(k_, head, page);
+            send(v_, head, page);
+        }
+        if (!ready_) {
+            wait_for_previous_kernel();
+            ready_ = true;
+            send_queries(work);
+        }
+    }
+    __device__ __forceinline__ void send(const CUtensorMap* map, int head, int page) {
+        barrier_wait(shared_.empty(cursor_.stage), cursor_.parity ^ 1);
+        if (lane_ == 0) {
+            barrier_arrive_expect(shared_.full(cursor_.stage), S::kHalfBytes);
+            copy_page(shared_.half(cursor_.stage), map, head, page, shared_.full(cursor_.stage));
+        }
+        __syncwarp();
+        cursor_.template advance<S::kStages>();
+    }
+
+    const DecodeKernelArgs& args_;
+    const CUtensorMap* k_;
+    const CUtensorMap* v_;
+    const S shared_;
+    const int lane_;
+    Cursor cursor_;
+    uint32_t queries_ = 0;
+    bool ready_ = false;  // the previous kernel has ended
+};
+
+}  // namespace tessera::cuda
