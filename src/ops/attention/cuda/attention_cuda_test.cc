@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <gtest/gtest.h>
 #include <limits>
 #include <numeric>
@@ -30,6 +31,7 @@ struct Shape {
     int32_t first_slot;
     std::vector<Sequence> sequences;
     bool rising = false;  // each 128 slots' scores lie far above those of the slots after them
+    bool scaled = false;  // K for each token and head, V for each head
 };
 
 // Pages in a shuffled pool of two layers, the second of which is used; every slot that no query may see is
@@ -41,7 +43,11 @@ class Case {
         element_ = shape.fp8 ? 1 : 2;
         head_bytes_ = kSlots * kHeadDim * element_;
         layer_bytes_ = 2 * shape.heads.kv_heads * head_bytes_;
-        page_stride_ = 2 * layer_bytes_ + 320;
+        scales_begin_ = 2 * layer_bytes_ + shape.heads.kv_heads * kSlots * 4;
+        page_stride_ = 2 * layer_bytes_ + 2 * shape.heads.kv_heads * kSlots * 4 + 64;
+        for (int32_t head = 0; head < shape.heads.kv_heads; ++head) {
+            v_scales_.push_back(shape.scaled ? 1.5f / static_cast<float>(head + 1) : 1.0f);
+        }
         int32_t pages = 0;
         for (const Sequence& s : shape.sequences) {
             const int32_t slots = s.position < 0 ? 0 : shape.first_slot + s.position + s.q_len;
@@ -104,6 +110,8 @@ class Case {
                 .dtype = shape_.fp8 ? DType::kFloat8E4M3 : DType::kBFloat16,
                 .k_scale = k_scale(),
                 .v_scale = v_scale(),
+                .k_scales_offset = shape_.scaled ? scales_begin_ : -1,
+                .v_scales = shape_.scaled ? arena.upload(v_scales_) : nullptr,
                 .page_tables = arena.upload(tables_),
                 .pages_max = pages_max_};
     }
@@ -236,6 +244,9 @@ class Case {
     static float scale() { return 1 / std::sqrt(static_cast<float>(kHeadDim)); }
     float k_scale() const { return shape_.fp8 ? 0.7f : 1.0f; }
     float v_scale() const { return shape_.fp8 ? 1.3f : 1.0f; }
+    float slot_scale(int64_t slot, int64_t head) const {
+        return shape_.scaled ? 0.5f + static_cast<float>((slot * 7 + head * 3) % 13) / 13 : 1.0f;
+    }
     std::vector<int32_t> positions() const {
         std::vector<int32_t> out;
         for (const Sequence& s : shape_.sequences) {
@@ -252,6 +263,10 @@ class Case {
             const int64_t page =
                 tables_[b * static_cast<size_t>(pages_max_) + static_cast<size_t>(slot / 64)];
             for (int64_t head = 0; head < shape_.heads.kv_heads; ++head) {
+                const float scale = slot_scale(slot, head);
+                std::memcpy(
+                    pool_.data() + page * page_stride_ + scales_begin_ + (head * kSlots + slot % 64) * 4,
+                    &scale, sizeof(scale));
                 for (int64_t d = 0; d < kHeadDim; ++d) {
                     const int64_t at = page * page_stride_ + layer_bytes_ + head * head_bytes_ +
                                        (slot % 64 * kHeadDim + d) * element_;
@@ -288,7 +303,7 @@ class Case {
             for (int64_t d = 0; d < kHeadDim; ++d) {
                 score += static_cast<double>(q[d]) * keys_[b].values[index(slot, kv_head, d)];
             }
-            scores.push_back(score * scale() * k_scale());
+            scores.push_back(score * scale() * k_scale() * slot_scale(slot, kv_head));
             max = std::max(max, scores.back());
         }
         double sum = 0;
@@ -301,7 +316,7 @@ class Case {
             }
         }
         for (double& value : out) {
-            value *= v_scale() / sum;
+            value *= v_scale() * v_scales_[static_cast<size_t>(kv_head)] / sum;
         }
         if (lse != nullptr) {
             lse->push_back(max + std::log(sum));
@@ -311,7 +326,8 @@ class Case {
 
     Shape shape_;
     std::mt19937 random_;
-    int64_t element_ = 0, head_bytes_ = 0, layer_bytes_ = 0, page_stride_ = 0;
+    int64_t element_ = 0, head_bytes_ = 0, layer_bytes_ = 0, page_stride_ = 0, scales_begin_ = 0;
+    std::vector<float> v_scales_;
     int32_t pages_max_ = 1, rows_ = 0;
     std::vector<int32_t> slots_, tables_, first_rows_;
     std::vector<uint8_t> pool_;
@@ -384,6 +400,26 @@ TEST(AttentionCuda, decode_of_many_and_of_long_sequences) {
             const double error = relative_error(test_case.decode(32768), test_case.reference());
             std::printf("decode %zu sequences %s q_len %d: relative error %.2e\n", sequences.size(),
                         fp8 ? "fp8" : "bf16", sequences[0].q_len, error);
+            EXPECT_LT(error, 5e-3);
+        }
+    }
+}
+
+TEST(AttentionCuda, decode_scales_keys_for_each_token_and_head_and_values_for_each_head) {
+    for (const AttentionCudaShape heads : {AttentionCudaShape{8, 1}, {16, 2}, {64, 8}}) {
+        for (const int32_t q_len : {1, 2, 4}) {
+            std::vector<Sequence> sequences;
+            for (const int32_t position : {0, 15, -1, 63, 64, 300, 1500}) {
+                sequences.push_back({position, q_len});
+            }
+            const Case test_case({.heads = heads,
+                                  .fp8 = true,
+                                  .first_slot = q_len % 2,
+                                  .sequences = sequences,
+                                  .scaled = true});
+            const double error = relative_error(test_case.decode(4096), test_case.reference());
+            std::printf("decode %d/%d q_len %d with scales: relative error %.2e\n", heads.q_heads,
+                        heads.kv_heads, q_len, error);
             EXPECT_LT(error, 5e-3);
         }
     }

@@ -35,9 +35,9 @@ constexpr float kLowTerm = 16;  // the second term of an fp8 pair is stored time
 // The warpgroup that computes. In a product's sums, thread (warp w, lane 4 g + t) has rows 16 w + g and
 // 16 w + g + 8, columns 8 j + 2 t and the next: [4 j + {0, 1}] of the former row, [4 j + {2, 3}] of the
 // latter.
-template <bool Fp8, int Rows>
+template <bool Fp8, int Rows, bool Scaled>
 class Consumer {
-    using S = Shared<Fp8, Rows>;
+    using S = Shared<Fp8, Rows, Scaled>;
     static constexpr int kBlocks = Rows / 8;  // of 8 columns
     static constexpr int kSums = S::kColumns / 2;
     static constexpr int kStepsOfScores = kHeadDim * (Fp8 ? 1 : 2) / kMmaStepBytes;
@@ -185,6 +185,7 @@ class Consumer {
         const DecodePlanCudaArgs& plan = args_.decode.plan;
         const bool edge = slot < plan.first_slot || slot + kDecodeTileSlots > work.slots - plan.q_len + 1;
         const uint32_t key_empty = shared_.empty(cursor_.stage);
+        const uint32_t key_scales = shared_.scales(cursor_.stage);
         cursor_.template advance<S::kStages>();
         const uint32_t value_empty = shared_.empty(cursor_.stage);
         const uint32_t values = shared_.half(cursor_.stage);
@@ -199,10 +200,12 @@ class Consumer {
         }
         mma_wait<0>();
         mma_pin(scores_);
-        release(key_empty);
-
         float weights[kBlocks][4];
         scale_scores(weights);
+        if constexpr (Scaled) {
+            scale_slots(key_scales, weights);
+        }
+        release(key_empty);
         if (edge) {
             hide(work, slot, weights);
         }
@@ -291,6 +294,15 @@ class Consumer {
                 score = fmaf(scores_[Rows / 2 + i], 1 / kLowTerm, score);
             }
             weights[i / 4][i % 4] = score * scale_[i / 4][i % 2];
+        }
+    }
+
+    __device__ __forceinline__ void scale_slots(uint32_t scales, float (&weights)[kBlocks][4]) const {
+        const uint32_t own = scales + static_cast<uint32_t>((warp_ * 16 + lane_ / 4) * 4);
+        const float factors[2] = {load_shared_1(own), load_shared_1(own + 8 * 4)};
+#pragma unroll
+        for (int i = 0; i < Rows / 2; ++i) {
+            weights[i / 4][i % 4] *= factors[i % 4 / 2];
         }
     }
 
@@ -467,7 +479,10 @@ class Consumer {
         if (slice.row >= args_.rows.each) {
             return;
         }
-        const float factor = __fdividef(args_.decode.kv.v_scale, share.sum);
+        float factor = __fdividef(args_.decode.kv.v_scale, share.sum);
+        if constexpr (Scaled) {
+            factor *= args_.decode.kv.v_scales[kv_head()];
+        }
         auto* to = static_cast<__nv_bfloat16*>(args_.decode.out) + output_place(sequence, slice.row);
         const int first = dim_of(slice.warp, 0, place);
         const int second = dim_of(slice.warp, 1, place);
@@ -516,16 +531,17 @@ class Consumer {
     float scores_[kSums];
 };
 
-template <bool Fp8, int Rows>
+template <bool Fp8, int Rows, bool Scaled>
 __global__ void __launch_bounds__(kThreads, kDecodeBlocksOfSm)
     decode_kernel(const __grid_constant__ DecodeKernelArgs args, const __grid_constant__ CUtensorMap k,
                   const __grid_constant__ CUtensorMap v) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    const Shared<Fp8, Rows> shared{shared_address(memory)};
+    using S = Shared<Fp8, Rows, Scaled>;
+    const S shared{shared_address(memory)};
     if (threadIdx.x == 0) {
         prefetch_map(&k);
         prefetch_map(&v);
-        for (int stage = 0; stage < Shared<Fp8, Rows>::kStages; ++stage) {
+        for (int stage = 0; stage < S::kStages; ++stage) {
             barrier_init(shared.full(stage), 1);
             barrier_init(shared.empty(stage), kMathWarps);
         }
@@ -537,41 +553,39 @@ __global__ void __launch_bounds__(kThreads, kDecodeBlocksOfSm)
     }
     __syncthreads();
     if (threadIdx.x >= kMathThreads) {
-        Producer<Fp8, Rows>(args, &k, &v, shared).run();
+        Producer<Fp8, Rows, Scaled>(args, &k, &v, shared).run();
     } else {
-        Consumer<Fp8, Rows>(args, shared).run();
+        Consumer<Fp8, Rows, Scaled>(args, shared).run();
     }
 }
 
-template <bool Fp8, int Rows>
+template <bool Fp8, int Rows, bool Scaled>
 void launch_rows(cudaStream_t stream, const DecodeKernelArgs& args) {
-    constexpr int kBytes = Shared<Fp8, Rows>::kBytes;
+    constexpr int kBytes = Shared<Fp8, Rows, Scaled>::kBytes;
     // A page's blocks lie far from the next page's, and a copy asks for whole lines anyway: without the
     // cache's fetching twice as much, reads are a tenth faster.
     constexpr bool kPromote = false;
+    const auto kernel = decode_kernel<Fp8, Rows, Scaled>;
     const PagedKvCuda& kv = args.decode.kv;
     const int64_t heads = args.decode.plan.shape.kv_heads;
-    cuda_check(
-        cudaFuncSetAttribute(decode_kernel<Fp8, Rows>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     int resident = 0;
-    cuda_check(
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, decode_kernel<Fp8, Rows>, kThreads, kBytes));
+    cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, kBytes));
     check(resident >= kDecodeBlocksOfSm, "attention decode: blocks that wait for others must be resident");
     cuda_check(launch_dependent(
         {dim3(static_cast<unsigned>(args.layout.bin_count * args.rows.heads)), kThreads, kBytes, stream},
-        decode_kernel<Fp8, Rows>, args,
-        make_page_map(kv.pool + kv.k_offset, kv.dtype, heads, kv.page_stride, kPromote),
+        kernel, args, make_page_map(kv.pool + kv.k_offset, kv.dtype, heads, kv.page_stride, kPromote),
         make_page_map(kv.pool + kv.v_offset, kv.dtype, heads, kv.page_stride, kPromote)));
 }
 
-template <bool Fp8>
+template <bool Fp8, bool Scaled>
 void launch_decode(cudaStream_t stream, const DecodeKernelArgs& args) {
     if (args.rows.padded == 8) {
-        launch_rows<Fp8, 8>(stream, args);
+        launch_rows<Fp8, 8, Scaled>(stream, args);
     } else if (args.rows.padded == 16) {
-        launch_rows<Fp8, 16>(stream, args);
+        launch_rows<Fp8, 16, Scaled>(stream, args);
     } else {
-        launch_rows<Fp8, 32>(stream, args);
+        launch_rows<Fp8, 32, Scaled>(stream, args);
     }
 }
 
@@ -584,11 +598,15 @@ void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args) {
     const cuda::DecodeKernelArgs kernel_args{.decode = args,
                                              .layout = cuda::make_decode_layout(args.plan),
                                              .rows = cuda::make_decode_rows(args.plan)};
+    const bool scaled = args.kv.k_scales_offset >= 0;
+    check(scaled == (args.kv.v_scales != nullptr), "attention decode: scales of K and V, both or neither");
     if (args.kv.dtype == DType::kFloat8E4M3) {
-        cuda::launch_decode<true>(stream, kernel_args);
+        scaled ? cuda::launch_decode<true, true>(stream, kernel_args)
+               : cuda::launch_decode<true, false>(stream, kernel_args);
     } else {
-        check(args.kv.dtype == DType::kBFloat16, "attention decode: KV in bfloat16 or e4m3");
-        cuda::launch_decode<false>(stream, kernel_args);
+        check(args.kv.dtype == DType::kBFloat16 && !scaled,
+              "attention decode: KV in bfloat16 without scales, or e4m3");
+        cuda::launch_decode<false, false>(stream, kernel_args);
     }
 }
 

@@ -16,7 +16,8 @@ inline constexpr int kQueryBytes = kHeadDim * 2;
 
 // Shared memory. Half a stage of the ring is K or V of one tile. All offsets are multiples of 1024 up to
 // `raw`.
-template <bool Fp8, int Rows>
+// Scaled: each tile of K has its slots' scales beside it.
+template <bool Fp8, int Rows, bool Scaled>
 struct Shared {
     static constexpr int kTerms = Fp8 ? 2 : 1;
     static constexpr int kColumns = Rows * kTerms;
@@ -28,8 +29,10 @@ struct Shared {
 
     // Of a multiprocessor's 228 KiB, of which each block takes 1 KiB beside what it asks for.
     static constexpr int kAvailable = 228 * 1024 / kDecodeBlocksOfSm - 1024;
-    static constexpr int kStages = (kAvailable - kFixedBytes) / (kHalfBytes + 16);
-    static constexpr int kBytes = kFixedBytes + kStages * (kHalfBytes + 16);
+    static constexpr int kScaleBytes = Scaled ? kDecodeTileSlots * 4 : 0;
+    static constexpr int kStageBytes = kHalfBytes + kScaleBytes + 16;
+    static constexpr int kStages = (kAvailable - kFixedBytes) / kStageBytes;
+    static constexpr int kBytes = kFixedBytes + kStages * kStageBytes;
 
     uint32_t begin;
 
@@ -40,9 +43,10 @@ struct Shared {
         return weights() + kWeightBytes + static_cast<uint32_t>(i) * kOperandBytes;
     }
     __device__ uint32_t floats() const { return raw(2); }
-    __device__ uint32_t full(int stage) const {
-        return floats() + Rows * 4 * (2 * kMathWarps + 1) + static_cast<uint32_t>(stage) * 16;
+    __device__ uint32_t scales(int stage) const {
+        return floats() + Rows * 4 * (2 * kMathWarps + 1) + static_cast<uint32_t>(stage * kScaleBytes);
     }
+    __device__ uint32_t full(int stage) const { return scales(kStages) + static_cast<uint32_t>(stage) * 16; }
     __device__ uint32_t empty(int stage) const { return full(stage) + 8; }
     __device__ uint32_t query_full(int i) const { return full(kStages) + static_cast<uint32_t>(i) * 16; }
     __device__ uint32_t query_empty(int i) const { return query_full(i) + 8; }
@@ -71,6 +75,11 @@ __device__ __forceinline__ void store_shared(uint32_t address, float2 value) {
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t a, uint32_t b) {
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
+__device__ __forceinline__ float load_shared_1(uint32_t address) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
 __device__ __forceinline__ float2 load_shared_2(uint32_t address) {
     float2 value;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
@@ -88,9 +97,9 @@ __device__ __forceinline__ void copy_page(uint32_t to, const CUtensorMap* map, i
 }
 
 // The copying warp.
-template <bool Fp8, int Rows>
+template <bool Fp8, int Rows, bool Scaled>
 class Producer {
-    using S = Shared<Fp8, Rows>;
+    using S = Shared<Fp8, Rows, Scaled>;
 
   public:
     __device__ Producer(const DecodeKernelArgs& args, const CUtensorMap* k, const CUtensorMap* v,
@@ -167,8 +176,8 @@ class Producer {
                 pages = load_pages(work, tile);
             }
             const int32_t page = __shfl_sync(kFullWarp, pages, i);
-            send(k_, head, page);
-            send(v_, head, page);
+            send<S::kScaleBytes>(k_, head, page);
+            send<0>(v_, head, page);
         }
         if (!ready_) {
             wait_for_previous_kernel();
@@ -176,11 +185,19 @@ class Producer {
             send_queries(work);
         }
     }
+    template <int ScaleBytes>
     __device__ __forceinline__ void send(const CUtensorMap* map, int head, int page) {
-        barrier_wait(shared_.empty(cursor_.stage), cursor_.parity ^ 1);
+        const int stage = cursor_.stage;
+        barrier_wait(shared_.empty(stage), cursor_.parity ^ 1);
         if (lane_ == 0) {
-            barrier_arrive_expect(shared_.full(cursor_.stage), S::kHalfBytes);
-            copy_page(shared_.half(cursor_.stage), map, head, page, shared_.full(cursor_.stage));
+            barrier_arrive_expect(shared_.full(stage), S::kHalfBytes + ScaleBytes);
+            copy_page(shared_.half(stage), map, head, page, shared_.full(stage));
+            if constexpr (ScaleBytes > 0) {
+                const PagedKvCuda& kv = args_.decode.kv;
+                copy_bulk(shared_.scales(stage),
+                          kv.pool + page * kv.page_stride + kv.k_scales_offset + head * ScaleBytes,
+                          ScaleBytes, shared_.full(stage));
+            }
         }
         __syncwarp();
         cursor_.template advance<S::kStages>();

@@ -82,6 +82,8 @@ void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args) {
     check(group * shape.kv_heads == shape.q_heads && group >= 1 && group <= 16,
           "attention prefill: a KV head must have 1 to 16 query heads");
     check(args.sm_count >= 1, "attention prefill: the number of multiprocessors is missing");
+    check(args.kv.k_scales_offset < 0 && args.kv.v_scales == nullptr,
+          "attention prefill: K and V have one scale each");
     cuda::prefill::KernelArgs kernel_args{.prefill = args,
                                           .plan = cuda::make_prefill_plan(args.plan),
                                           .group = group,
