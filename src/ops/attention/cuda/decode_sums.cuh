@@ -292,7 +292,6 @@ class DecodeParts {
                 await(all, pick, slice, place, batch);
                 __syncwarp();  // all lanes have read the states
                 add(pick, batch, share);
-                mark<kAhead>(all, pick, slice, place);
             }
             if constexpr (Groups > 1) {
                 add_lanes(share);
@@ -302,6 +301,9 @@ class DecodeParts {
             }
             if (count > 0 && group % Groups == 0) {
                 write(slice, place, share);
+            }
+            for (int first = 0; first < all.count; first += Groups * kAhead) {
+                mark<kAhead>(all, {first + group % Groups, Groups, count}, slice, place);
             }
         }
     }
