@@ -140,7 +140,7 @@ constexpr int32_t decode_slots_of_plan(int32_t blocks) {
 }
 
 // Up to so many pieces, the first one's block collects the results.
-inline constexpr int32_t kDecodeCollected = 5;
+inline constexpr int32_t kDecodeCollected = 2;
 inline constexpr int32_t kDecodeSlices = 4;  // of a row, each a quarter of the dimensions
 
 // How many slices of a sequence of many pieces a block adds up at a time: it reads 9 pieces of each of 16, 36
