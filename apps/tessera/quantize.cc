@@ -14,8 +14,10 @@
 #include "runner/scorer.h"
 #include "subcommands.h"
 #include "text/tokenizer.h"
+#include "weights/export_folder.h"
 #include "weights/fp8_export.h"
 #include "weights/loader.h"
+#include "weights/w4a8_export.h"
 
 namespace tessera {
 namespace {
@@ -33,15 +35,19 @@ struct Arguments {
 
 std::optional<int> parse(int argc, char** argv, Arguments& a) {
     CLI::App app(
-        "Writes a model in the official FP8 release's format: e4m3 projections with a scale for each\n"
-        "weight, and static scales of every projection's input, of K and of V, measured while the model\n"
-        "reads a calibration file. Routers, norms, the embedding, lm_head and eh_proj stay as they are.");
+        "Writes a model in a quantised form.\n"
+        "fp8: the official FP8 release's format: e4m3 projections with a scale for each weight, and static\n"
+        "scales of every projection's input, of K and of V, measured while the model reads a calibration\n"
+        "file. Routers, norms, the embedding, lm_head and eh_proj stay as they are.\n"
+        "w4a8: routed experts in int4 with a scale for each 128 inputs, each weight rounded to the nearest\n"
+        "code, for e4m3 activations with a scale for each token; nothing is measured, and the rest stays as\n"
+        "it is. The format of llm-compressor (compressed-tensors, pack-quantized).");
     app.name("tessera quantize");
     app.add_option("MODEL", a.model, "model folder in Hugging Face layout, not yet quantised")->required();
     app.add_option("OUT", a.out, "the folder to make; it must not exist")->required();
-    app.add_option("--scheme", a.scheme, "fp8")->required()->check(CLI::IsMember({"fp8"}));
-    app.add_option("--calibration", a.calibration, "samples to measure on: .jsonl or .jsonl.gz (see below)")
-        ->required();
+    app.add_option("--scheme", a.scheme, "fp8 or w4a8")->required()->check(CLI::IsMember({"fp8", "w4a8"}));
+    app.add_option("--calibration", a.calibration,
+                   "samples to measure on: .jsonl or .jsonl.gz (see below); fp8 only, and needed there");
     app.add_option("--samples", a.limits.samples_max, "the first samples of the file that are used")
         ->check(CLI::Range(1, 1 << 24))
         ->capture_default_str();
@@ -63,8 +69,17 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
         "Take texts like those that the model will see, and none that it will be judged by: a few hundred\n"
         "samples are enough.\n\n"
         "example:\n"
-        "  tessera quantize models/demo demo-fp8 --scheme fp8 --calibration models/demo/calibration.jsonl");
-    return parse_arguments(app, argc, argv);
+        "  tessera quantize models/demo demo-fp8 --scheme fp8 --calibration models/demo/calibration.jsonl\n"
+        "  tessera quantize models/demo demo-w4a8 --scheme w4a8");
+    if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
+        return status;
+    }
+    if ((a.scheme == "fp8") == a.calibration.empty()) {
+        std::fprintf(stderr, "tessera quantize: --scheme %s %s --calibration\n", a.scheme.c_str(),
+                     a.calibration.empty() ? "needs" : "measures nothing: leave out");
+        return 2;
+    }
+    return std::nullopt;
 }
 
 // A line on a terminal that is written over; elsewhere a line a tenth of the way.
@@ -136,14 +151,48 @@ Result<std::vector<LayerLimits>> layer_limits(const ActivationObserver& observer
     return limits;
 }
 
-Status quantize(const Arguments& arguments) {
+Result<LoadedModel> load(const Arguments& arguments) {
+    Progress loading("loading weights");
+    // Any loading thread reports, so only the last report is shown.
+    const auto show_end = [&](int64_t done, int64_t total) {
+        if (done >= total) {
+            loading.show(done, total);
+        }
+    };
+    return load_model(arguments.model, {.threads = resolve_threads(arguments.threads), .progress = show_end});
+}
+
+Status quantize_w4a8(const Arguments& arguments) {
+    const TimeNs started = now_ns();
+    // All that can be wrong without the weights comes before them: a large model loads for minutes.
+    if (Status status = check_export_folder(arguments.out); !status.ok()) {
+        return status;
+    }
+    const Result<LoadedModel> loaded = load(arguments);
+    if (!loaded.ok()) {
+        return loaded.status();
+    }
+    ThreadPool pool(resolve_threads(arguments.threads));
+    Progress writing("writing weights");
+    const Status status =
+        export_w4a8(*loaded,
+                    {.shard_bytes_max = static_cast<int64_t>(arguments.shard_gb * 1e9),
+                     .progress = [&](int64_t done, int64_t total) { writing.show(done, total); }},
+                    arguments.out, pool);
+    if (status.ok()) {
+        std::fprintf(stderr, "%s: %.1f s\n", arguments.out.c_str(), seconds(now_ns() - started));
+    }
+    return status;
+}
+
+Status quantize_fp8(const Arguments& arguments) {
     const TimeNs started = now_ns();
     Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::load(arguments.model);
     if (!tokenizer.ok()) {
         return tokenizer.status();
     }
     // All that can be wrong without the weights comes before them: a large model loads for minutes.
-    if (Status status = check_fp8_folder(arguments.out); !status.ok()) {
+    if (Status status = check_export_folder(arguments.out); !status.ok()) {
         return status;
     }
     const Result<ModelConfig> config = load_model_config(arguments.model);
@@ -158,22 +207,14 @@ Status quantize(const Arguments& arguments) {
     if (!samples.ok()) {
         return samples.status();
     }
-    const int32_t threads = resolve_threads(arguments.threads);
-    Progress loading("loading weights");
-    // Any loading thread reports, so only the last report is shown.
-    const auto show_end = [&](int64_t done, int64_t total) {
-        if (done >= total) {
-            loading.show(done, total);
-        }
-    };
-    Result<LoadedModel> loaded = load_model(arguments.model, {.threads = threads, .progress = show_end});
+    Result<LoadedModel> loaded = load(arguments);
     if (!loaded.ok()) {
         return loaded.status();
     }
     if (Status status = check_fp8_export(*loaded, arguments.out); !status.ok()) {
         return status;
     }
-    ThreadPool pool(threads);
+    ThreadPool pool(resolve_threads(arguments.threads));
     auto observer = std::make_unique<ActivationObserver>();
     if (Status status = observe(*loaded, *samples, pool, *observer); !status.ok()) {
         return status;
@@ -203,7 +244,7 @@ int run_quantize(int argc, char** argv) {
     if (const std::optional<int> status = parse(argc, argv, arguments)) {
         return *status;
     }
-    const Status status = quantize(arguments);
+    const Status status = arguments.scheme == "fp8" ? quantize_fp8(arguments) : quantize_w4a8(arguments);
     return status.ok() ? 0 : fail(status);
 }
 

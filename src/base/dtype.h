@@ -6,10 +6,14 @@
 
 namespace tessera {
 
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kInt32, kInt64, kUInt8 };
+// kInt4: two codes of -8 .. 7 a byte; a weight of it has scales beside it (weights/model_weights.h).
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kInt32, kInt64, kUInt8, kInt4 };
 
+// 0 for kInt4.
 constexpr int64_t dtype_size(DType dtype) {
     switch (dtype) {
+        case DType::kInt4:
+            return 0;
         case DType::kInt64:
             return 8;
         case DType::kFloat32:
@@ -41,6 +45,8 @@ constexpr std::string_view dtype_name(DType dtype) {
             return "int64";
         case DType::kUInt8:
             return "uint8";
+        case DType::kInt4:
+            return "int4";
     }
     return "unknown";
 }

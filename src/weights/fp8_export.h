@@ -29,10 +29,7 @@ struct Fp8Export {
     std::function<void(int64_t done, int64_t total)> progress;  // bytes written; may be empty
 };
 
-// An error when `folder` exists, or when none can be made there. Needs no model: ask before hours of work.
-Status check_fp8_folder(const std::string& folder);
-
-// The same, and an error when the model cannot be written in this format (it is FP8 already).
+// check_export_folder(), and an error when the model cannot be written in this format (it is FP8 already).
 Status check_fp8_export(const LoadedModel& model, const std::string& folder);
 
 // Makes `folder` with everything in it, or leaves nothing: it is written under another name beside it and

@@ -11,6 +11,7 @@
 #include "weights/checkpoint/safetensors.h"
 #include "weights/export/e4m3.h"
 #include "weights/export/safetensors_writer.h"
+#include "weights/export_folder.h"
 
 namespace tessera {
 namespace {
@@ -181,10 +182,10 @@ TEST(Fp8Export, nothing_is_written_over_and_nothing_is_left_after_a_failure) {
                 HasSubstr("exists already"));
     EXPECT_THAT(export_fp8(*source.model, tiny_export(), parent.file("no/such/folder"), pool).message(),
                 HasSubstr("no folder can be made there"));
-    EXPECT_THAT(check_fp8_folder(parent.file("there")).message(), HasSubstr("exists already"));
-    EXPECT_THAT(check_fp8_folder(parent.file("no/such/folder")).message(),
+    EXPECT_THAT(check_export_folder(parent.file("there")).message(), HasSubstr("exists already"));
+    EXPECT_THAT(check_export_folder(parent.file("no/such/folder")).message(),
                 HasSubstr("no folder can be made there"));
-    EXPECT_TRUE(check_fp8_folder(parent.file("fp8")).ok());
+    EXPECT_TRUE(check_export_folder(parent.file("fp8")).ok());
     Fp8Export broken = tiny_export();
     broken.layers[1].value = NAN;
     EXPECT_THAT(export_fp8(*source.model, broken, parent.file("fp8"), pool).message(), HasSubstr("layer 1"));

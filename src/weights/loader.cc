@@ -1,6 +1,7 @@
 #include "weights/loader.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/thread_pool.h"
 #include "weights/bind/binder.h"
@@ -20,6 +21,22 @@ struct FolderConfig {
     GenerationDefaults generation;
 };
 
+// ModelOpt says beside config.json how the weights are stored.
+Result<QuantConfig> read_quant_config(const std::string& folder, const json::Value& config,
+                                      const std::string& config_file) {
+    const std::string file = join_path(folder, "hf_quant_config.json");
+    std::error_code error;
+    if (config.find("quantization_config") != nullptr || !std::filesystem::exists(file, error)) {
+        return parse_quant_config(config, config_file);
+    }
+    const Result<std::string> text = read_text_file(file, kConfigBytesMax);
+    if (!text.ok()) {
+        return text.status();
+    }
+    const Result<json::Value> object = parse_json_object(*text, file);
+    return object.ok() ? parse_hf_quant_config(*object, file) : Result<QuantConfig>(object.status());
+}
+
 Result<FolderConfig> read_configs(const std::string& folder) {
     const std::string file = join_path(folder, "config.json");
     Result<std::string> text = read_text_file(file, kConfigBytesMax);
@@ -34,7 +51,7 @@ Result<FolderConfig> read_configs(const std::string& folder) {
     if (!config.ok()) {
         return config.status();
     }
-    Result<QuantConfig> quant = parse_quant_config(*object, file);
+    Result<QuantConfig> quant = read_quant_config(folder, *object, file);
     if (!quant.ok()) {
         return quant.status();
     }

@@ -19,12 +19,30 @@ struct WeightView {
     int64_t cols = 0;
 };
 
+// How the codes of an int4 weight lie in its tensor. Rows and columns are the weight's, [out, in].
+enum class Int4Layout : uint8_t {
+    kBytes,        // [rows, cols / 2]: low nibble = even column; two's complement
+    kOffsetBytes,  // the same, each code + 8 (eight in an int32 word)
+    kWordsDown,    // int32 [cols / 8, rows]: nibble i of word r = column 8 r + i; each code + 8
+    kRowPairs,     // [rows / 2, cols]: low nibble = even row; two's complement
+};
+
+inline constexpr int64_t kInt4Group = 128;  // columns that share a scale
+
+struct Int4Form {
+    Int4Layout layout = Int4Layout::kBytes;
+    const void* scales = nullptr;  // bfloat16 [rows, groups]; [groups, rows] with kWordsDown
+};
+
 // y = x W^T; W [out, in] = [rows, cols]. An FP8 weight dequantises as w * weight_scale; where input_scale is
 // set the activation is quantised to e4m3 as round(x / input_scale) first (static, per tensor).
+// An int4 weight (`int4` set, weight.data = its codes) is code * the scale of its group of 128 columns; the
+// activation is quantised to e4m3 with a scale of its own for each token. int4_rows() reads it.
 struct LinearWeights {
     WeightView weight;
     std::optional<float> weight_scale;
     std::optional<float> input_scale;
+    std::optional<Int4Form> int4;
 };
 
 struct MlpWeights {

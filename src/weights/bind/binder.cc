@@ -1,5 +1,6 @@
 #include "weights/bind/binder.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -33,6 +34,8 @@ class Binder {
         return plain(name, {rows, cols});
     }
     LinearWeights linear(const std::string& module, int64_t rows, int64_t cols);
+    // A routed expert's: int4 where the checkpoint's form has such a tensor, else as linear().
+    LinearWeights expert_linear(const std::string& module, int64_t rows, int64_t cols);
     // [size], widened to float32 where it is stored smaller.
     WeightView float_vector(const std::string& name, int64_t size);
     std::optional<float> scalar(const std::string& name);
@@ -49,6 +52,14 @@ class Binder {
 
   private:
     CheckpointTensor* take(const std::string& name, const Shape& shape);
+    CheckpointTensor* take(const std::string& name, const Shape& shape, std::string_view dtype);
+    LinearWeights block_linear(const std::string& module, int64_t rows, int64_t cols);
+    LinearWeights int4(const std::string& codes, const Int4Form& form, int64_t rows, int64_t cols);
+    const void* int4_scales(const std::string& name, const Shape& shape);
+    void check_zeros(const std::string& name, const Shape& shape);
+    void check_stated_shape(const std::string& name, int64_t rows, int64_t cols);
+    // Scales that the product does not need: by themselves they may be missing or anything finite.
+    void pass_over(const std::string& name);
     WeightView plain(const std::string& name, const Shape& shape);
     std::optional<DType> dtype_of(const CheckpointTensor& tensor);
     void fail_tensor(const CheckpointTensor& tensor, std::string_view what) {
@@ -60,6 +71,7 @@ class Binder {
     const QuantConfig& quant_;
     Checkpoint& checkpoint_;
     Status status_;
+    std::optional<Int4Layout> packed_words_;  // of a compressed-tensors checkpoint
 };
 
 CheckpointTensor* Binder::take(const std::string& name, const Shape& shape) {
@@ -82,6 +94,15 @@ CheckpointTensor* Binder::take(const std::string& name, const Shape& shape) {
         return nullptr;
     }
     tensor->used = true;
+    return tensor;
+}
+
+CheckpointTensor* Binder::take(const std::string& name, const Shape& shape, std::string_view dtype) {
+    CheckpointTensor* tensor = take(name, shape);
+    if (tensor != nullptr && tensor->entry.dtype != dtype) {
+        fail_tensor(*tensor, fmt::format("is of type {}; it must be {}", tensor->entry.dtype, dtype));
+        return nullptr;
+    }
     return tensor;
 }
 
@@ -110,8 +131,11 @@ WeightView Binder::plain(const std::string& name, const Shape& shape) {
 
 LinearWeights Binder::linear(const std::string& module, int64_t rows, int64_t cols) {
     const std::string name = module + ".weight";
+    if (quant_.fp8_blocks && has(module + ".weight_scale_inv")) {
+        return block_linear(module, rows, cols);
+    }
     if (!quant_.quantises(module)) {
-        return {plain(name, {rows, cols}), std::nullopt, std::nullopt};
+        return {.weight = plain(name, {rows, cols})};
     }
     const CheckpointTensor* tensor = take(name, {rows, cols});
     if (tensor == nullptr) {
@@ -129,6 +153,129 @@ LinearWeights Binder::linear(const std::string& module, int64_t rows, int64_t co
     linear.weight_scale = scalar(module + ".weight_scale");
     linear.input_scale = scalar(module + ".input_scale");
     return linear;
+}
+
+// e4m3 with a scale for each 128 x 128 block, as bfloat16: its activations are not quantised.
+LinearWeights Binder::block_linear(const std::string& module, int64_t rows, int64_t cols) {
+    constexpr int64_t kBlock = 128;
+    const CheckpointTensor* tensor = take(module + ".weight", {rows, cols}, "F8_E4M3");
+    const CheckpointTensor* scales = take(
+        module + ".weight_scale_inv", {(rows + kBlock - 1) / kBlock, (cols + kBlock - 1) / kBlock}, "F32");
+    if (tensor == nullptr || scales == nullptr) {
+        return {};
+    }
+    std::byte* wide = checkpoint_.allocate(static_cast<size_t>(rows * cols) * 2);
+    for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < cols; ++c) {
+            float scale = 0;
+            const int64_t block = r / kBlock * scales->entry.shape[1] + c / kBlock;
+            std::memcpy(&scale, scales->data + block * 4, 4);
+            const int64_t at = r * cols + c;
+            const uint16_t bits = bfloat16_bits(e4m3_value(static_cast<uint8_t>(tensor->data[at])) * scale);
+            std::memcpy(wide + 2 * at, &bits, 2);
+        }
+    }
+    return {.weight = {wide, DType::kBFloat16, rows, cols}};
+}
+
+// Whether packed words hold codes + 8 or two's complement depends on who wrote them. Codes gather around
+// zero: the reading with the smaller magnitudes is the right one, by far (2 against 6 for a bell of weights).
+Int4Layout packed_word_layout(const CheckpointTensor& tensor) {
+    int64_t offset = 0;
+    int64_t complement = 0;
+    for (uint64_t i = 0; i < std::min<uint64_t>(tensor.entry.bytes, 1 << 16); ++i) {
+        for (const int shift : {0, 4}) {
+            const int code = std::to_integer<int>(tensor.data[i]) >> shift & 15;
+            offset += std::abs(code - 8);
+            complement += code < 8 ? code : 16 - code;
+        }
+    }
+    return offset <= complement ? Int4Layout::kOffsetBytes : Int4Layout::kBytes;
+}
+
+LinearWeights Binder::int4(const std::string& codes, const Int4Form& form, int64_t rows, int64_t cols) {
+    CheckpointTensor* tensor = checkpoint_.find(codes);
+    if (!ok() || tensor == nullptr) {
+        return {};
+    }
+    tensor->used = true;
+    if (cols % kInt4Group != 0 || rows % 8 != 0) {
+        fail_tensor(*tensor,
+                    fmt::format("is int4 with {} inputs and {} outputs; inputs must be a multiple of "
+                                "{}, the size of a group, and outputs of 8",
+                                cols, rows, kInt4Group));
+        return {};
+    }
+    return {.weight = {tensor->data, DType::kInt4, rows, cols}, .int4 = form};
+}
+
+const void* Binder::int4_scales(const std::string& name, const Shape& shape) {
+    const CheckpointTensor* tensor = take(name, shape, "BF16");
+    return tensor == nullptr ? nullptr : tensor->data;
+}
+
+void Binder::check_zeros(const std::string& name, const Shape& shape) {
+    const CheckpointTensor* tensor = take(name, shape, "I32");
+    if (tensor != nullptr && !std::all_of(tensor->data, tensor->data + tensor->entry.bytes,
+                                          [](std::byte b) { return b == std::byte{0x77}; })) {
+        fail_tensor(*tensor, "has zero points other than 8; only symmetric groups are supported");
+    }
+}
+
+void Binder::check_stated_shape(const std::string& name, int64_t rows, int64_t cols) {
+    const CheckpointTensor* tensor = take(name, {2}, "I64");
+    if (tensor == nullptr) {
+        return;
+    }
+    std::array<int64_t, 2> stated{};
+    std::memcpy(stated.data(), tensor->data, sizeof(stated));
+    if (stated != std::array{rows, cols}) {
+        fail_tensor(*tensor, fmt::format("is {}; config.json makes it {}", shape_text(stated),
+                                         shape_text(Shape{rows, cols})));
+    }
+}
+
+void Binder::pass_over(const std::string& name) {
+    if (CheckpointTensor* tensor = checkpoint_.find(name)) {
+        tensor->used = true;
+    }
+}
+
+LinearWeights Binder::expert_linear(const std::string& module, int64_t rows, int64_t cols) {
+    const int64_t groups = cols / kInt4Group;
+    const auto stored = [&](const std::string& name, const Shape& shape, std::string_view dtype) {
+        const CheckpointTensor* tensor = checkpoint_.find(name);
+        return tensor != nullptr && (dtype != "U8" || tensor->entry.dtype == dtype) &&
+               take(name, shape, dtype) != nullptr;
+    };
+    if (quant_.int4 == Int4Checkpoint::kGptq && stored(module + ".qweight", {cols / 8, rows}, "I32")) {
+        check_zeros(module + ".qzeros", {groups, rows / 8});
+        const void* scales = int4_scales(module + ".scales", {groups, rows});
+        return int4(module + ".qweight", {Int4Layout::kWordsDown, scales}, rows, cols);
+    }
+    if (quant_.int4 == Int4Checkpoint::kTrtLlm && stored(module + ".qweight", {rows, cols / 2}, "I8")) {
+        pass_over(module + ".weight_scale");
+        pass_over(module + ".input_scale");
+        const void* scales = int4_scales(module + ".weight_scale.int4", {rows, groups});
+        return int4(module + ".qweight", {Int4Layout::kBytes, scales}, rows, cols);
+    }
+    if (quant_.int4 == Int4Checkpoint::kCompressedTensors &&
+        stored(module + ".weight_packed", {rows, cols / 8}, "I32")) {
+        check_stated_shape(module + ".weight_shape", rows, cols);
+        const void* scales = int4_scales(module + ".weight_scale", {rows, groups});
+        if (ok() && !packed_words_) {
+            packed_words_ = packed_word_layout(*checkpoint_.find(module + ".weight_packed"));
+        }
+        return int4(module + ".weight_packed", {packed_words_.value_or(Int4Layout::kBytes), scales}, rows,
+                    cols);
+    }
+    if (quant_.int4 == Int4Checkpoint::kModelOpt && stored(module + ".weight", {rows / 2, cols}, "U8")) {
+        pass_over(module + ".weight_scale_2");
+        pass_over(module + ".input_scale");
+        const void* scales = int4_scales(module + ".weight_scale", {rows, groups});
+        return int4(module + ".weight", {Int4Layout::kRowPairs, scales}, rows, cols);
+    }
+    return linear(module, rows, cols);
 }
 
 std::optional<float> Binder::scalar(const std::string& name) {
@@ -204,6 +351,16 @@ MlpWeights bind_mlp(Binder& binder, const std::string& prefix, int64_t width) {
     return mlp;
 }
 
+MlpWeights bind_expert(Binder& binder, const std::string& prefix) {
+    const int64_t hidden = binder.config().hidden_size;
+    const int64_t width = binder.config().moe_intermediate_size;
+    MlpWeights mlp;
+    mlp.gate = binder.expert_linear(prefix + "gate_proj", width, hidden);
+    mlp.up = binder.expert_linear(prefix + "up_proj", width, hidden);
+    mlp.down = binder.expert_linear(prefix + "down_proj", hidden, width);
+    return mlp;
+}
+
 // Rows [first, first + rows) of a fused tensor seen as one tall matrix.
 WeightView rows_of(const CheckpointTensor& tensor, int64_t first, int64_t rows) {
     const DType dtype = *weight_dtype(tensor.entry.dtype);
@@ -246,8 +403,7 @@ MoeWeights bind_moe(Binder& binder, const std::string& prefix) {
         return moe;
     }
     for (int64_t e = 0; e < config.num_experts && binder.ok(); ++e) {
-        moe.experts.push_back(
-            bind_mlp(binder, fmt::format("{}experts.{}.", prefix, e), config.moe_intermediate_size));
+        moe.experts.push_back(bind_expert(binder, fmt::format("{}experts.{}.", prefix, e)));
     }
     return moe;
 }

@@ -24,6 +24,25 @@ float float_from_float16(uint16_t bits) {
     return std::bit_cast<float>(sign | (wide << 23) | (fraction << 13));
 }
 
+uint16_t bfloat16_bits(float value) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    if (std::isnan(value)) {
+        return static_cast<uint16_t>(bits >> 16 | 0x40U);
+    }
+    return static_cast<uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
+}
+
+float e4m3_value(uint8_t code) {
+    const int exponent = code >> 3 & 15;
+    const int fraction = code & 7;
+    if ((code & 0x7F) == 0x7F) {
+        return NAN;
+    }
+    const float size = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                                     : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+    return (code & 0x80) != 0 ? -size : size;
+}
+
 void widen(const WeightView& view, float* out) {
     const auto* in = static_cast<const uint16_t*>(view.data);
     const bool brain = view.dtype == DType::kBFloat16;

@@ -1,4 +1,4 @@
-// Widening of the two 16-bit float types, for the few small tensors that are wanted as float32.
+// Conversions between float32 and the narrow float types, for the few small tensors that need them here.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,8 @@ namespace tessera {
 
 float float_from_bfloat16(uint16_t bits);
 float float_from_float16(uint16_t bits);
+uint16_t bfloat16_bits(float value);  // to nearest even
+float e4m3_value(uint8_t code);
 // All elements of a kBFloat16 or kFloat16 view into out[rows * cols].
 void widen(const WeightView& view, float* out);
 

@@ -7,30 +7,11 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "weights/bind/float_convert.h"
-#include "weights/checkpoint/name_map.h"
 #include "weights/export/e4m3.h"
+#include "weights/export/model_walk.h"
 
 namespace tessera {
 namespace {
-
-std::string stored_name(DType dtype) {
-    check(dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16,
-          "export: weights are float32, bfloat16 or float16");
-    return dtype == DType::kFloat32 ? "F32" : dtype == DType::kBFloat16 ? "BF16" : "F16";
-}
-
-// A row of the view as float32.
-void widen_row(const WeightView& weight, int64_t row, std::vector<float>& out) {
-    out.resize(static_cast<size_t>(weight.cols));
-    const auto* from =
-        static_cast<const std::byte*>(weight.data) + row * weight.cols * dtype_size(weight.dtype);
-    if (weight.dtype == DType::kFloat32) {
-        std::memcpy(out.data(), from, out.size() * sizeof(float));
-    } else {
-        widen({from, weight.dtype, 1, weight.cols}, out.data());
-    }
-}
 
 // The largest magnitude of the weight, by bits without the sign: infinity is above every finite one, and a
 // NaN above infinity.
@@ -69,20 +50,19 @@ OutputTensor scalar(std::string name, float value) {
             .make = [value](std::span<std::byte> out) { std::memcpy(out.data(), &value, sizeof(value)); }};
 }
 
-class TensorList {
+class Fp8Sink : public TensorSink {
   public:
-    explicit TensorList(ThreadPool& pool) : pool_(pool) {}
+    Fp8Sink(const std::vector<LayerLimits>& limits, ThreadPool& pool) : limits_(limits), pool_(pool) {}
 
     Result<Fp8Tensors> take() {
         return status_.ok() ? Result<Fp8Tensors>(std::move(tensors_)) : Result<Fp8Tensors>(status_);
     }
 
-    void vector(const std::string& name, const WeightView& view) { plain(name, view, {view.cols}); }
-    void matrix(const std::string& name, const WeightView& view) {
-        plain(name, view, {view.rows, view.cols});
+    void plain(const std::string& name, const WeightView& view, std::vector<int64_t> shape) override {
+        tensors_.weights.push_back(plain_tensor(name, view, std::move(shape)));
     }
 
-    void linear(const std::string& module, const LinearWeights& linear, float input_limit) {
+    void linear(const std::string& module, const LinearWeights& linear, const LinearPlace& place) override {
         const WeightView weight = linear.weight;
         const float largest = largest_magnitude(weight, pool_);
         if (!std::isfinite(largest) && status_.ok()) {
@@ -98,104 +78,45 @@ class TensorList {
                                         quantize_weight(weight, scale, pool, out);
                                     }});
         tensors_.weights.push_back(scalar(module + ".weight_scale", scale));
-        tensors_.weights.push_back(scalar(module + ".input_scale", e4m3_scale(input_limit)));
+        tensors_.weights.push_back(scalar(module + ".input_scale", e4m3_scale(input_limit(place))));
     }
 
-    void kv_scale(const std::string& name, float limit) {
-        tensors_.kv_scales.push_back(scalar(name, e4m3_scale(limit)));
+    void kv_cache(const std::string& prefix, size_t layer) override {
+        tensors_.kv_scales.push_back(scalar(prefix + "k_cache.scale", e4m3_scale(limits_[layer].key)));
+        tensors_.kv_scales.push_back(scalar(prefix + "v_cache.scale", e4m3_scale(limits_[layer].value)));
     }
 
   private:
-    void plain(const std::string& name, const WeightView& view, std::vector<int64_t> shape) {
-        tensors_.weights.push_back({.name = name,
-                                    .dtype = stored_name(view.dtype),
-                                    .shape = std::move(shape),
-                                    .bytes = view.rows * view.cols * dtype_size(view.dtype),
-                                    .data = view.data});
+    float input_limit(const LinearPlace& place) const {
+        const LayerLimits& limits = limits_[place.layer];
+        switch (place.input) {
+            case LinearInput::kAttention:
+                return limits.attention_input;
+            case LinearInput::kAttentionOutput:
+                return limits.output_input;
+            case LinearInput::kMlp:
+                return limits.mlp_input;
+            case LinearInput::kDown:
+                return place.routed ? limits.expert_down_input : limits.shared_down_input;
+        }
+        return 0;
     }
 
+    const std::vector<LayerLimits>& limits_;
     ThreadPool& pool_;
     Fp8Tensors tensors_;
     Status status_;  // the first error
 };
 
-struct MlpLimits {
-    float input = 0;
-    float down_input = 0;
-};
-
-void list_mlp(TensorList& list, const std::string& prefix, const MlpWeights& mlp, const MlpLimits& limits) {
-    list.linear(prefix + "gate_proj", mlp.gate, limits.input);
-    list.linear(prefix + "up_proj", mlp.up, limits.input);
-    list.linear(prefix + "down_proj", mlp.down, limits.down_input);
-}
-
-void list_attention(TensorList& list, const ModelConfig& config, const std::string& prefix,
-                    const AttentionWeights& attention, const LayerLimits& limits) {
-    list.linear(prefix + "q_proj", attention.q, limits.attention_input);
-    list.linear(prefix + "k_proj", attention.k, limits.attention_input);
-    list.linear(prefix + "v_proj", attention.v, limits.attention_input);
-    list.linear(prefix + "o_proj", attention.o, limits.output_input);
-    if (config.qk_norm) {
-        list.vector(prefix + "q_norm.weight", attention.q_norm);
-        list.vector(prefix + "k_norm.weight", attention.k_norm);
-    }
-    list.kv_scale(prefix + "k_cache.scale", limits.key);
-    list.kv_scale(prefix + "v_cache.scale", limits.value);
-}
-
-void list_moe(TensorList& list, const ModelConfig& config, const std::string& prefix, const MoeWeights& moe,
-              const LayerLimits& limits) {
-    list.matrix(prefix + "router.gate.weight", moe.router);
-    if (config.router_expert_bias) {
-        list.vector(prefix + "expert_bias", moe.expert_bias);
-    }
-    for (size_t e = 0; e < moe.experts.size(); ++e) {
-        list_mlp(list, fmt::format("{}experts.{}.", prefix, e), moe.experts[e],
-                 {limits.mlp_input, limits.expert_down_input});
-    }
-    if (config.num_shared_experts > 0) {
-        list_mlp(list, prefix + "shared_mlp.", moe.shared, {limits.mlp_input, limits.shared_down_input});
-    }
-}
-
-void list_layer(TensorList& list, const ModelConfig& config, int64_t index, const LayerWeights& layer,
-                const LayerLimits& limits) {
-    const std::string prefix = layer_prefix(index);
-    list.vector(prefix + "input_layernorm.weight", layer.input_norm);
-    list_attention(list, config, prefix + "self_attn.", layer.attention, limits);
-    list.vector(prefix + "post_attention_layernorm.weight", layer.post_attention_norm);
-    if (layer.dense) {
-        list_mlp(list, prefix + "mlp.", *layer.dense, {limits.mlp_input, limits.shared_down_input});
-    } else {
-        list_moe(list, config, prefix + "mlp.", *layer.moe, limits);
-    }
-}
-
 }  // namespace
 
 Result<Fp8Tensors> fp8_tensors(const ModelConfig& config, const ModelWeights& weights,
                                const std::vector<LayerLimits>& limits, ThreadPool& pool) {
-    const size_t trunk = weights.layers.size();
-    check(limits.size() >= trunk + (weights.mtp ? 1 : 0), "fp8_tensors: a layer without limits");
-    TensorList list(pool);
-    list.matrix("model.embed_tokens.weight", weights.embedding);
-    for (size_t i = 0; i < trunk; ++i) {
-        list_layer(list, config, static_cast<int64_t>(i), weights.layers[i], limits[i]);
-    }
-    list.vector("model.norm.weight", weights.final_norm);
-    if (!config.tie_word_embeddings) {
-        list.matrix("lm_head.weight", weights.lm_head.weight);
-    }
-    if (weights.mtp) {
-        const std::string prefix = layer_prefix(static_cast<int64_t>(trunk));
-        list.vector(prefix + "enorm.weight", weights.mtp->embedding_norm);
-        list.vector(prefix + "hnorm.weight", weights.mtp->hidden_norm);
-        list.matrix(prefix + "eh_proj.weight", weights.mtp->projection.weight);
-        list_layer(list, config, static_cast<int64_t>(trunk), weights.mtp->layer, limits[trunk]);
-        list.vector(prefix + "final_layernorm.weight", weights.mtp->final_norm);
-    }
-    return list.take();
+    check(limits.size() >= weights.layers.size() + (weights.mtp ? 1 : 0),
+          "fp8_tensors: a layer without limits");
+    Fp8Sink sink(limits, pool);
+    walk_model(config, weights, sink);
+    return sink.take();
 }
 
 }  // namespace tessera

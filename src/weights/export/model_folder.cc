@@ -1,0 +1,128 @@
+#include "weights/export/model_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <filesystem>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "weights/checkpoint/files.h"
+#include "weights/config/config.h"
+#include "weights/export/pretty_json.h"
+#include "weights/export/safetensors_writer.h"
+#include "weights/export_folder.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+
+Result<PendingFolder> PendingFolder::create(const std::string& target) {
+    std::string path = target + ".partial-XXXXXX";
+    if (::mkdtemp(path.data()) == nullptr) {
+        return invalid_argument(
+            fmt::format("{}: no folder can be made there: {}", target, std::strerror(errno)));
+    }
+    PendingFolder folder(std::move(path));
+    if (::chmod(folder.path().c_str(), 0755) != 0) {
+        return invalid_argument(fmt::format("{}: {}", folder.path(), std::strerror(errno)));
+    }
+    return folder;
+}
+
+PendingFolder::~PendingFolder() {
+    if (!path_.empty()) {
+        std::error_code ignored;
+        fs::remove_all(path_, ignored);
+    }
+}
+
+Status PendingFolder::rename_to(const std::string& target) {
+    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target.c_str(), RENAME_NOREPLACE) != 0) {
+        return invalid_argument(fmt::format("{}: the finished folder cannot be renamed to this: {}", target,
+                                            std::strerror(errno)));
+    }
+    path_.clear();
+    return {};
+}
+
+std::string without_trailing_slash(std::string folder) {
+    while (folder.size() > 1 && folder.back() == '/') {
+        folder.pop_back();
+    }
+    return folder;
+}
+
+namespace {
+
+// What holds weights, or is written anew.
+bool is_copied(const fs::directory_entry& entry) {
+    static constexpr std::array<std::string_view, 6> kWeights = {".safetensors", ".bin",  ".pt",
+                                                                 ".pth",         ".gguf", ".h5"};
+    const std::string name = entry.path().filename().string();
+    const std::string extension = entry.path().extension().string();
+    std::error_code error;
+    return entry.is_regular_file(error) && name != "config.json" && !name.ends_with(".index.json") &&
+           std::ranges::find(kWeights, extension) == kWeights.end();
+}
+
+}  // namespace
+
+Status copy_small_files(const std::string& from, const std::string& to) {
+    std::error_code error;
+    for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error)) {
+        if (is_copied(*it)) {
+            fs::copy_file(it->path(), fs::path(to) / it->path().filename(), error);
+            if (error) {
+                return data_loss(
+                    fmt::format("{}: cannot be copied to {}: {}", it->path().string(), to, error.message()));
+            }
+        }
+    }
+    return error ? data_loss(fmt::format("{}: cannot be listed: {}", from, error.message())) : Status();
+}
+
+Status write_config(const std::string& from, const std::string& to, json::Value quantization_config) {
+    const std::string path = join_path(from, "config.json");
+    const Result<std::string> text = read_text_file(path, kConfigBytesMax);
+    if (!text.ok()) {
+        return text.status();
+    }
+    Result<json::Value> config = json::parse(*text);
+    if (!config.ok()) {
+        return invalid_argument(fmt::format("{}: {}", path, config.status().message()));
+    }
+    config->set("quantization_config", std::move(quantization_config));
+    return write_text_file(join_path(to, "config.json"), pretty_json(*config) + "\n");
+}
+
+bool is_quantised(const ModelWeights& weights) {
+    const auto narrow = [](const LinearWeights& linear) {
+        return linear.weight_scale.has_value() || linear.int4.has_value();
+    };
+    const auto layer_narrow = [&](const LayerWeights& layer) {
+        return narrow(layer.attention.q) ||
+               (layer.moe && std::ranges::any_of(layer.moe->experts, [&](const MlpWeights& expert) {
+                    return narrow(expert.gate) || narrow(expert.up) || narrow(expert.down);
+                }));
+    };
+    return std::ranges::any_of(weights.layers, layer_narrow) ||
+           (weights.mtp && layer_narrow(weights.mtp->layer));
+}
+
+Status check_export_folder(const std::string& folder) {
+    const std::string target = without_trailing_slash(folder);
+    std::error_code error;
+    if (fs::exists(fs::symlink_status(target, error))) {
+        return invalid_argument(fmt::format("{}: exists already; give a folder that does not", folder));
+    }
+    // Made and removed: permissions alone do not tell (a read-only file system, a file in the way).
+    const Result<PendingFolder> trial = PendingFolder::create(target);
+    return trial.ok() ? Status() : trial.status();
+}
+
+}  // namespace tessera

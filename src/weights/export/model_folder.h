@@ -1,0 +1,43 @@
+// A model folder in the making, and the files of it that are not weights.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "base/json.h"
+#include "base/status.h"
+#include "weights/model_weights.h"
+
+namespace tessera {
+
+// A folder beside the target that disappears unless it is renamed.
+class PendingFolder {
+  public:
+    static Result<PendingFolder> create(const std::string& target);
+    ~PendingFolder();
+    PendingFolder(PendingFolder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+    PendingFolder& operator=(PendingFolder&&) = delete;
+    PendingFolder(const PendingFolder&) = delete;
+
+    const std::string& path() const { return path_; }
+
+    // Fails where the target has come to exist meanwhile.
+    Status rename_to(const std::string& target);
+
+  private:
+    explicit PendingFolder(std::string path) : path_(std::move(path)) {}
+    std::string path_;
+};
+
+std::string without_trailing_slash(std::string folder);
+
+// The files of a model folder that hold no weights and are not written anew.
+Status copy_small_files(const std::string& from, const std::string& to);
+
+// config.json with this quantization_config.
+Status write_config(const std::string& from, const std::string& to, json::Value quantization_config);
+
+// Some projection of the first layer, or an expert, is not of a plain float type.
+bool is_quantised(const ModelWeights& weights);
+
+}  // namespace tessera
