@@ -7,6 +7,7 @@
 #include <string>
 
 #include "ops/common/half.h"
+#include "weights/int4_weights.h"
 
 namespace tessera {
 namespace {
@@ -17,10 +18,15 @@ constexpr int64_t kAlign = 128;  // a pair of cache lines
 struct MatrixJob {
     PackedMatrix matrix;
     std::array<MatrixSource, 3> parts;
+    std::array<const LinearWeights*, 3> linears{};
     int parts_count = 0;
     bool alternate = false;
 
-    PanelSource panel(int64_t index) const {
+    struct Place {
+        int part = 0;
+        int64_t row = 0;
+    };
+    Place place(int64_t index) const {
         int part = 0;
         int64_t row = index * kPanelOutputs;
         if (alternate) {
@@ -31,8 +37,30 @@ struct MatrixJob {
                 row -= padded_rows(parts[static_cast<size_t>(part++)]);
             }
         }
+        return {part, row};
+    }
+
+    void pack(int64_t index, std::byte* scratch) const {
+        const auto [part, row] = place(index);
         const MatrixSource& source = parts[static_cast<size_t>(part)];
-        return {&source, row, std::min(kPanelOutputs, source.rows - row)};
+        const int64_t rows = std::min(kPanelOutputs, source.rows - row);
+        if (source.dtype == DType::kInt4) {
+            pack_int4(index, {linears[static_cast<size_t>(part)], row, rows, nullptr, nullptr}, scratch);
+        } else {
+            pack_panel(matrix, index, {&source, row, rows}, scratch);
+        }
+    }
+
+    // Through a copy of the rows in the one form that pack_panel() takes.
+    void pack_int4(int64_t index, Int4Rows rows, std::byte* scratch) const {
+        const int64_t inputs = matrix.inputs;
+        std::vector<uint8_t> codes(static_cast<size_t>(rows.rows * inputs / 2));
+        std::vector<uint16_t> scales(static_cast<size_t>(rows.rows * matrix.groups()));
+        rows.codes = codes.data();
+        rows.scales = scales.data();
+        int4_rows(rows);
+        const MatrixSource copy{codes.data(), DType::kInt4, rows.rows, inputs, 1.0f, scales.data()};
+        pack_panel(matrix, index, {&copy, 0, rows.rows}, scratch);
     }
 
     static int64_t padded_rows(const MatrixSource& source) {
@@ -86,6 +114,7 @@ class Arena {
                                 "input scales; one of each is needed",
                                 name));
             }
+            job.linears[static_cast<size_t>(job.parts_count)] = linear;
             job.parts[static_cast<size_t>(job.parts_count++)] = {view.data, view.dtype, view.rows, view.cols,
                                                                  linear->weight_scale.value_or(1.0f)};
             job.matrix.outputs += MatrixJob::padded_rows(job.parts[static_cast<size_t>(job.parts_count - 1)]);
@@ -95,6 +124,11 @@ class Arena {
         job.matrix.inputs = first.weight.cols;
         job.matrix.input_scale = weight_only_ ? 0.0f : first.input_scale.value_or(0.0f);
         job.matrix.data = take(job.matrix.bytes());
+        if (job.matrix.dtype == DType::kInt4) {
+            job.matrix.input_dynamic = !weight_only_;
+            job.matrix.group_scale =
+                reinterpret_cast<float*>(take(job.matrix.groups() * job.matrix.outputs * 4));
+        }
         if (scaled) {
             job.matrix.column_scale = reinterpret_cast<float*>(take(job.matrix.outputs * 4));
         }
@@ -210,7 +244,7 @@ void run_jobs(const std::vector<MatrixJob>& jobs, ThreadPool& pool) {
     pool.parallel_for(static_cast<int64_t>(jobs.size()), [&](int64_t i, int thread) {
         const MatrixJob& job = jobs[static_cast<size_t>(i)];
         for (int64_t p = 0; p < job.matrix.panels(); ++p) {
-            pack_panel(job.matrix, p, job.panel(p), scratch[static_cast<size_t>(thread)].data());
+            job.pack(p, scratch[static_cast<size_t>(thread)].data());
         }
     });
 }

@@ -7,6 +7,7 @@
 #include <hwy/foreach_target.h>
 //
 #include <algorithm>
+#include <cmath>
 #include <hwy/highway.h>
 
 #include "base/check.h"
@@ -89,6 +90,55 @@ void multiply_block(const GemmBlockArgs& args, const BlockSlice& slice) {
     }
 }
 
+// out += scales[c] * part, for one group of an int4 weight.
+void add_group(const GemmBlockArgs& args, const float* part, const float* scales, int64_t end) {
+    for (int64_t r = 0; r < args.row_count; ++r) {
+        float* out = args.out + r * kBlockOutputs;
+        for (int64_t c = args.first; c < end; c += kLanes) {  // whole panels
+            const Tag d;
+            const Vector sum = hn::LoadU(d, out + c);
+            const Vector add = hn::LoadU(d, part + r * kBlockOutputs + c);
+            hn::StoreU(hn::MulAdd(hn::LoadU(d, scales + c), add, sum), d, out + c);
+        }
+    }
+}
+
+// The groups of an int4 weight one after another, each with sums of its own.
+void multiply_groups(const GemmBlockArgs& args, const BlockSlice& whole) {
+    alignas(64) float rounded[kGemmRowsMax * kGroupInputs];
+    alignas(64) float part[kGemmRowsMax * kBlockOutputs];
+    float in[kGemmRowsMax];
+    Rows rows;
+    const PackedMatrix& weight = *args.weight;
+    for (int64_t r = 0; r < args.row_count; ++r) {
+        in[r] = weight.input_dynamic ? row_scale(args.rows[r], weight.inputs) : 0.0f;
+        std::fill_n(args.out + r * kBlockOutputs + whole.first, whole.end - whole.first, 0.0f);
+    }
+    for (int64_t k = 0; k < whole.count; k += kGroupInputs) {
+        BlockSlice slice = whole;
+        slice.count = std::min(kGroupInputs, whole.count - k);
+        slice.words += k / Int4Weight::kPerWord * whole.columns;
+        slice.next = whole.next == nullptr ? nullptr : whole.next + (slice.words - whole.words);
+        slice.also = whole.also == nullptr ? nullptr : whole.also + (slice.words - whole.words);
+        for (int64_t r = 0; r < args.row_count; ++r) {
+            rows.pointers[r] = args.rows[r] + k;
+            if (weight.input_dynamic) {
+                round_row_to_e4m3(args.rows[r] + k, slice.count, in[r], rounded + r * kGroupInputs);
+                rows.pointers[r] = rounded + r * kGroupInputs;
+            }
+        }
+        multiply<Int4Weight>(rows.pointers, args.row_count, slice, part);
+        add_group(args, part,
+                  weight.group_scale + k / kGroupInputs * weight.outputs + args.block * kBlockOutputs,
+                  whole.end);
+    }
+    for (int64_t r = 0; weight.input_dynamic && r < args.row_count; ++r) {
+        for (int64_t c = whole.first; c < whole.end; ++c) {
+            args.out[r * kBlockOutputs + c] *= in[r];
+        }
+    }
+}
+
 void scale_columns(const GemmBlockArgs& args, int64_t end) {
     const float in = args.weight->input_scale > 0 ? args.weight->input_scale : 1.0f;
     const float* scales = args.weight->column_scale + args.block * kBlockOutputs;
@@ -110,7 +160,9 @@ void gemm_block_simd(const GemmBlockArgs& args) {
                            .next = reinterpret_cast<const uint32_t*>(args.next),
                            .also = reinterpret_cast<const uint32_t*>(args.also),
                            .pairs = fetches_pairs()};
-    if (weight.dtype == DType::kBFloat16) {
+    if (weight.dtype == DType::kInt4) {
+        multiply_groups(args, slice);
+    } else if (weight.dtype == DType::kBFloat16) {
         multiply_block<BFloat16Weight>(args, slice);
     } else {
         multiply_block<Float32Weight>(args, slice);

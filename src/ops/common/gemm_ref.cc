@@ -6,6 +6,37 @@
 #include "ops/common/half.h"
 
 namespace tessera {
+namespace {
+
+struct Chain {
+    int64_t output = 0;
+    int64_t begin = 0;  // k's
+    int64_t end = 0;
+};
+
+// in > 0: the row is rounded to e4m3(x / in).
+float chain(const PackedMatrix& weight, const float* row, float in, const Chain& part) {
+    float sum = 0.0f;
+    for (int64_t k = part.begin; k < part.end; ++k) {
+        sum = std::fma(in > 0 ? round_to_e4m3(row[k] / in) : row[k], packed_weight(weight, part.output, k),
+                       sum);
+    }
+    return sum;
+}
+
+// 0 where rows are not rounded.
+float row_scale(const PackedMatrix& weight, const float* row) {
+    if (!weight.input_dynamic) {
+        return weight.input_scale;
+    }
+    float largest = 0;
+    for (int64_t k = 0; k < weight.inputs; ++k) {
+        largest = std::fmax(largest, std::fabs(row[k]));
+    }
+    return e4m3_row_scale(largest);
+}
+
+}  // namespace
 
 void gemm_block_ref(const GemmBlockArgs& args) {
     const PackedMatrix& weight = *args.weight;
@@ -13,15 +44,20 @@ void gemm_block_ref(const GemmBlockArgs& args) {
     for (int64_t r = 0; r < args.row_count; ++r) {
         for (int64_t c = args.first; c < end; ++c) {
             const int64_t output = args.block * kBlockOutputs + c;
+            const float in = row_scale(weight, args.rows[r]);
             float sum = 0.0f;
-            for (int64_t k = 0; k < weight.inputs; ++k) {
-                const float x = args.rows[r][k];
-                sum = std::fma(weight.input_scale > 0 ? round_to_e4m3(x / weight.input_scale) : x,
-                               packed_weight(weight, output, k), sum);
+            if (weight.dtype == DType::kInt4) {
+                for (int64_t g = 0; g < weight.groups(); ++g) {
+                    const int64_t end_k = std::min((g + 1) * kGroupInputs, weight.inputs);
+                    const float part = chain(weight, args.rows[r], in, {output, g * kGroupInputs, end_k});
+                    sum = std::fma(weight.group_scale[g * weight.outputs + output], part, sum);
+                }
+                sum *= in > 0 ? in : 1.0f;
+            } else {
+                sum = chain(weight, args.rows[r], in, {output, 0, weight.inputs});
             }
             if (weight.column_scale != nullptr) {
-                const float in = weight.input_scale > 0 ? weight.input_scale : 1.0f;
-                sum *= weight.column_scale[output] * in;
+                sum *= weight.column_scale[output] * (in > 0 ? in : 1.0f);
             }
             args.out[r * kBlockOutputs + c] = sum;
         }

@@ -13,6 +13,7 @@
 #define TESSERA_OPS_COMMON_GEMM_TILE_INL_H_
 #endif
 
+#include <cmath>
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
@@ -73,14 +74,19 @@ struct Float32Weight {
     }
 };
 
-template <int kRows, int kVectors, class Weight, int kHalf>
-HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const uint32_t* words,
-                     Vector (&sums)[kRows][kVectors]) {
-    Vector w[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-        w[v] = Weight::template widen<kHalf>(words + v * kLanes);
+// Codes as floats, without their scale. A word's eight k's are read in a loop.
+struct Int4Weight {
+    static constexpr int kPerWord = 8;
+    static HWY_INLINE Vector widen(const uint32_t* words, int index) {
+        const hn::RebindToSigned<Tag> di;
+        const auto up = hn::ShiftLeftSame(hn::BitCast(di, hn::LoadU(TagU(), words)), 28 - 4 * index);
+        return hn::ConvertTo(Tag(), hn::ShiftRight<28>(up));
     }
+};
+
+template <int kRows, int kVectors>
+HWY_INLINE void multiply_add(const float* const (&x)[kRows], int64_t k, const Vector (&w)[kVectors],
+                             Vector (&sums)[kRows][kVectors]) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
         const Vector broadcast = hn::Set(Tag(), x[r][k]);
@@ -89,6 +95,31 @@ HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const uint32_t* 
             sums[r][v] = hn::MulAdd(broadcast, w[v], sums[r][v]);
         }
     }
+}
+
+template <int kRows, int kVectors>
+HWY_INLINE void int4_steps(const float* const (&x)[kRows], int64_t k, const uint32_t* words,
+                           Vector (&sums)[kRows][kVectors]) {
+#pragma GCC unroll 1
+    for (int i = 0; i < Int4Weight::kPerWord; ++i) {
+        Vector w[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            w[v] = Int4Weight::widen(words + v * kLanes, i);
+        }
+        multiply_add<kRows, kVectors>(x, k + i, w, sums);
+    }
+}
+
+template <int kRows, int kVectors, class Weight, int kHalf>
+HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const uint32_t* words,
+                     Vector (&sums)[kRows][kVectors]) {
+    Vector w[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        w[v] = Weight::template widen<kHalf>(words + v * kLanes);
+    }
+    multiply_add<kRows, kVectors>(x, k, w, sums);
 }
 
 // out [kRows][kBlockOutputs] = rows * slice (or +=), on kVectors vectors of columns from `column` on.
@@ -136,14 +167,20 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
                 }
             }
         }
-        step<kRows, kVectors, Weight, 0>(x, k, words, sums);
-        if constexpr (Weight::kPerWord == 2) {
-            step<kRows, kVectors, Weight, 1>(x, k + 1, words, sums);
+        if constexpr (Weight::kPerWord == 8) {
+            int4_steps<kRows, kVectors>(x, k, words, sums);
+        } else {
+            step<kRows, kVectors, Weight, 0>(x, k, words, sums);
+            if constexpr (Weight::kPerWord == 2) {
+                step<kRows, kVectors, Weight, 1>(x, k + 1, words, sums);
+            }
         }
         words += slice.columns;
     }
-    if (k < slice.count) {
-        step<kRows, kVectors, Weight, 0>(x, k, words, sums);
+    if constexpr (Weight::kPerWord < 8) {
+        if (k < slice.count) {
+            step<kRows, kVectors, Weight, 0>(x, k, words, sums);
+        }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -184,6 +221,21 @@ HWY_INLINE void tile_rows(const float* const* rows, int row_count, const BlockSl
         }
     }
     tile_columns<kRows, Weight, true>(rows, slice, out);
+}
+
+// e4m3_row_scale (half.h) of a row.
+HWY_INLINE float row_scale(const float* x, int64_t n) {
+    const Tag d;
+    Vector largest = hn::Zero(d);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        largest = hn::Max(largest, hn::Abs(hn::LoadU(d, x + i)));
+    }
+    float most = hn::GetLane(hn::MaxOfLanes(d, largest));
+    for (; i < n; ++i) {
+        most = std::fmax(most, std::fabs(x[i]));
+    }
+    return e4m3_row_scale(most);
 }
 
 // The vector twin of round_to_e4m3 (half.h): out[i] = e4m3(x[i] / scale).

@@ -65,4 +65,9 @@ inline float round_to_e4m3(float x) {
     return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | sign);
 }
 
+// The scale of a row whose largest magnitude is `largest`: positive and finite. A row of zeros may have any.
+inline float e4m3_row_scale(float largest) {
+    return (largest > 1e-12f ? largest : 1e-12f) / kE4m3Max;
+}
+
 }  // namespace tessera

@@ -40,6 +40,10 @@ void row_words(const MatrixSource& source, int64_t row, uint32_t* words) {
             std::memcpy(words, static_cast<const std::byte*>(source.data) + first * 4,
                         static_cast<size_t>(inputs) * 4);
             break;
+        case DType::kInt4:
+            std::memcpy(words, static_cast<const std::byte*>(source.data) + first / 2,
+                        static_cast<size_t>(inputs) / 2);
+            break;
         case DType::kInt32:
         case DType::kInt64:
         case DType::kUInt8:
@@ -50,6 +54,9 @@ void row_words(const MatrixSource& source, int64_t row, uint32_t* words) {
 }  // namespace
 
 DType packed_dtype(DType source) {
+    if (source == DType::kInt4) {
+        return DType::kInt4;
+    }
     return source == DType::kBFloat16 || source == DType::kFloat8E4M3 ? DType::kBFloat16 : DType::kFloat32;
 }
 
@@ -63,7 +70,7 @@ void pack_panel(const PackedMatrix& matrix, int64_t panel, const PanelSource& so
           "pack_panel: the panel does not fit its source");
     check(packed_dtype(source.source->dtype) == matrix.dtype,
           "pack_panel: sources of one matrix differ in dtype");
-    const int64_t words = matrix.dtype == DType::kBFloat16 ? (matrix.inputs + 1) / 2 : matrix.inputs;
+    const int64_t words = matrix.panel_words();
     auto* rows = reinterpret_cast<uint32_t*>(scratch);  // [16][words]
     for (int64_t r = 0; r < kPanelOutputs; ++r) {
         uint32_t* row = rows + r * words;
@@ -83,6 +90,13 @@ void pack_panel(const PackedMatrix& matrix, int64_t panel, const PanelSource& so
             out[w * step + r] = rows[r * words + w];
         }
     }
+    for (int64_t g = 0; g < matrix.groups(); ++g) {
+        for (int64_t r = 0; r < kPanelOutputs; ++r) {
+            const int64_t at = (source.row + r) * matrix.groups() + g;
+            matrix.group_scale[g * matrix.outputs + panel * kPanelOutputs + r] =
+                r < source.rows ? bf16_to_f32(source.source->group_scales[at]) : 0.0f;
+        }
+    }
     if (matrix.column_scale != nullptr) {
         for (int64_t r = 0; r < kPanelOutputs; ++r) {
             matrix.column_scale[panel * kPanelOutputs + r] = source.source->scale;
@@ -98,6 +112,9 @@ float packed_weight(const PackedMatrix& matrix, int64_t output, int64_t k) {
     const auto* words = reinterpret_cast<const uint32_t*>(matrix.block_data(block)) + column;
     if (matrix.dtype == DType::kFloat32) {
         return std::bit_cast<float>(words[k * step]);
+    }
+    if (matrix.dtype == DType::kInt4) {
+        return static_cast<float>(static_cast<int32_t>(words[k / 8 * step] << (28 - k % 8 * 4)) >> 28);
     }
     const uint32_t pair = words[k / 2 * step];
     return bf16_to_f32(static_cast<uint16_t>(k % 2 == 0 ? pair & 0xFFFFu : pair >> 16));

@@ -18,6 +18,7 @@ struct RandomMatrixSpec {
     bool alternate = false;          // the first and second half of the outputs in alternating panels
     float scale = 1.0f;              // FP8 only
     float input_scale = 0.0f;        // FP8 only; > 0: activations are rounded too
+    bool input_dynamic = false;      // int4 only: the same with a scale for each row
 };
 
 // Owns both the checkpoint's matrix (row-major, [outputs, inputs]) and its packed form.
@@ -25,7 +26,15 @@ class RandomMatrix {
   public:
     RandomMatrix(const RandomMatrixSpec& spec, OpRandom& random) : spec_(spec) {
         values_.resize(static_cast<size_t>(spec.outputs * spec.inputs));
-        raw_.resize(values_.size() * static_cast<size_t>(dtype_size(spec.dtype)));
+        const bool int4 = spec.dtype == DType::kInt4;
+        raw_.resize(int4 ? values_.size() / 2 : values_.size() * static_cast<size_t>(dtype_size(spec.dtype)));
+        if (int4) {
+            const int64_t groups = (spec.inputs + kGroupInputs - 1) / kGroupInputs;
+            group_scales_.resize(static_cast<size_t>(spec.outputs * groups));
+            for (uint16_t& scale : group_scales_) {
+                scale = f32_to_bf16(spec.scale * (1 + 0.5f * random.uniform()));
+            }
+        }
         for (size_t i = 0; i < values_.size(); ++i) {
             store(i, random);
         }
@@ -57,6 +66,13 @@ class RandomMatrix {
                 values_[i] = f16_to_f32(bits);
                 return;
             }
+            case DType::kInt4: {  // every code, -8 too
+                const auto code = static_cast<int>(random.below(16));
+                auto& byte = reinterpret_cast<uint8_t*>(raw)[i / 2];
+                byte = static_cast<uint8_t>(i % 2 == 0 ? code : byte | code << 4);
+                values_[i] = static_cast<float>(code < 8 ? code : code - 16);
+                return;
+            }
             case DType::kFloat32:
                 reinterpret_cast<float*>(raw)[i] = wanted;
                 values_[i] = wanted;
@@ -69,22 +85,31 @@ class RandomMatrix {
 
     void pack() {
         const int64_t rows = spec_.alternate ? spec_.outputs / 2 : spec_.outputs;
-        const int64_t row_bytes = spec_.inputs * dtype_size(spec_.dtype);
+        const bool int4 = spec_.dtype == DType::kInt4;
+        const int64_t row_bytes = int4 ? spec_.inputs / 2 : spec_.inputs * dtype_size(spec_.dtype);
         const int parts = spec_.alternate ? 2 : 1;
         packed_.dtype = packed_dtype(spec_.dtype);
         packed_.outputs = (rows + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs * parts;
         packed_.inputs = spec_.inputs;
         packed_.input_scale = spec_.input_scale;
+        packed_.input_dynamic = spec_.input_dynamic;
         memory_ = HostBuffer(packed_.bytes());
         packed_.data = memory_.data();
         if (spec_.dtype == DType::kFloat8E4M3) {
             scales_.resize(static_cast<size_t>(packed_.outputs));
             packed_.column_scale = scales_.data();
         }
+        packed_scales_.resize(static_cast<size_t>(packed_.outputs * packed_.groups()));
+        packed_.group_scale = packed_scales_.data();
         std::vector<std::byte> scratch(static_cast<size_t>(pack_scratch_bytes(spec_.inputs)));
         for (int64_t p = 0; p < packed_.panels(); ++p) {
-            const MatrixSource source{raw_.data() + p % parts * rows * row_bytes, spec_.dtype, rows,
-                                      spec_.inputs, spec_.scale};
+            const MatrixSource source{
+                raw_.data() + p % parts * rows * row_bytes,
+                spec_.dtype,
+                rows,
+                spec_.inputs,
+                spec_.scale,
+                int4 ? group_scales_.data() + p % parts * rows * packed_.groups() : nullptr};
             const int64_t row = p / parts * kPanelOutputs;
             pack_panel(packed_, p, {&source, row, std::min(kPanelOutputs, rows - row)}, scratch.data());
         }
@@ -94,6 +119,8 @@ class RandomMatrix {
     std::vector<float> values_;
     std::vector<std::byte> raw_;
     std::vector<float> scales_;
+    std::vector<uint16_t> group_scales_;
+    std::vector<float> packed_scales_;
     HostBuffer memory_;
     PackedMatrix packed_;
 };

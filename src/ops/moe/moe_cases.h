@@ -19,7 +19,8 @@ struct MoeCaseSpec {
     int64_t width = 128;
     int64_t shared_width = 128;
     DType dtype = DType::kBFloat16;
-    float input_scale = 0;  // FP8 only
+    float input_scale = 0;       // FP8 only
+    bool input_dynamic = false;  // int4 only; the shared expert is bfloat16 then
 };
 
 class MoeCase {
@@ -27,10 +28,10 @@ class MoeCase {
     explicit MoeCase(const MoeCaseSpec& spec)
         : spec_(spec), workspace_({spec.tokens, spec.experts, spec.k, spec.width, spec.shared_width}) {
         for (int64_t e = 0; e < spec.experts; ++e) {
-            experts_.push_back(expert(spec.width));
+            experts_.push_back(expert(spec.width, spec.dtype));
         }
         if (spec.shared_width > 0) {
-            shared_ = expert(spec.shared_width);
+            shared_ = expert(spec.shared_width, spec.dtype == DType::kInt4 ? DType::kBFloat16 : spec.dtype);
         }
         x_.resize(static_cast<size_t>(spec.tokens * spec.hidden));
         start_.resize(x_.size());
@@ -75,12 +76,14 @@ class MoeCase {
     }
 
   private:
-    ExpertWeights expert(int64_t width) {
-        const float scale = 0.002f;
+    ExpertWeights expert(int64_t width, DType dtype) {
+        const float scale = dtype == DType::kInt4 ? 0.02f : 0.002f;
+        const bool dynamic = dtype == DType::kInt4 && spec_.input_dynamic;
         matrices_.push_back(std::make_unique<RandomMatrix>(
-            RandomMatrixSpec{2 * width, spec_.hidden, spec_.dtype, true, scale, spec_.input_scale}, random_));
+            RandomMatrixSpec{2 * width, spec_.hidden, dtype, true, scale, spec_.input_scale, dynamic},
+            random_));
         matrices_.push_back(std::make_unique<RandomMatrix>(
-            RandomMatrixSpec{spec_.hidden, width, spec_.dtype, false, scale, spec_.input_scale}, random_));
+            RandomMatrixSpec{spec_.hidden, width, dtype, false, scale, spec_.input_scale, dynamic}, random_));
         return {matrices_[matrices_.size() - 2]->packed(), matrices_.back()->packed()};
     }
 
@@ -139,8 +142,13 @@ inline std::vector<OpCase> moe_cases() {
         cases.push_back(moe_case({65, 129, 9, 3, 65, 33, dtype}, false));
     }
     cases.push_back(moe_case({9, 64, 4, 2, 48, 32, DType::kFloat8E4M3, 0.01f}, false));
+    for (const bool dynamic : {false, true}) {
+        cases.push_back(moe_case({1, 256, 5, 2, 128, 48, DType::kInt4, 0, dynamic}, false));
+        cases.push_back(moe_case({65, 384, 3, 2, 192, 0, DType::kInt4, 0, dynamic}, false));  // a short group
+    }
     for (int64_t tokens : {1, 16, 256}) {
         cases.push_back(moe_case({.tokens = tokens}, true));
+        cases.push_back(moe_case({.tokens = tokens, .dtype = DType::kInt4, .input_dynamic = true}, true));
     }
     return cases;
 }
