@@ -22,7 +22,21 @@ __global__ void fill_noise_kernel(void* to, int64_t count, NoiseSpec spec, int64
     }
 }
 
+__global__ void fill_bytes_kernel(uint8_t* to, int64_t count, uint64_t seed) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+        to[i] = noise_byte(seed, static_cast<uint64_t>(i));
+    }
+}
+
 }  // namespace
+
+void fill_noise_bytes_cuda(cudaStream_t stream, void* to, int64_t count, uint64_t seed) {
+    if (count > 0) {
+        fill_bytes_kernel<<<2048, 256, 0, stream>>>(static_cast<uint8_t*>(to), count, seed);
+        cuda_check_launch();
+    }
+}
 
 void fill_noise_cuda(cudaStream_t stream, void* to, int64_t count, const NoiseSpec& spec, int64_t first) {
     check(spec.dtype == DType::kBFloat16 || spec.dtype == DType::kFloat8E4M3, "noise: bfloat16 or e4m3");

@@ -39,6 +39,17 @@ inline float noise_value(const NoiseSpec& spec, int64_t index) {
     return spec.dtype == DType::kBFloat16 ? rounded_bf16(value) : round_to_e4m3(value);
 }
 
+// Uniform random bytes: eight from one index / 8.
+constexpr uint8_t noise_byte(uint64_t seed, uint64_t index) {
+    uint64_t z = (seed << 40) + index / 8 * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    z ^= z >> 31;
+    return static_cast<uint8_t>(z >> (index % 8 * 8));
+}
+// to: [count] noise_byte(seed, i).
+void fill_noise_bytes_cuda(cudaStream_t stream, void* to, int64_t count, uint64_t seed);
+
 // Noise on the device in data.sets different copies, each 256-byte aligned.
 class DeviceNoise {
   public:

@@ -47,6 +47,7 @@ struct ExpertsArgs {
     const ExpertsItem* items = nullptr;     // the routed ones
     const int32_t* routed_items = nullptr;  // [1] their number
     const int32_t* row_source = nullptr;    // the token of each routed row
+    const float* x_scale = nullptr;         // [tokens]: int4 weights only
     int32_t* next_tile = nullptr;           // [1]
     int32_t* ready = nullptr;               // [items]: consumers that have stored a tile of act
     uint8_t* act = nullptr;                 // [sorted rows, act_stride]
@@ -69,6 +70,10 @@ struct ExpertsShape {
     static constexpr int kOutputs = kWeightRows / 2;  // of SwiGLU
     static constexpr int kBlockBytes = 64 * kSwizzleRowBytes;
     static constexpr int kWeightBytes = kWeightRows * kSwizzleRowBytes;
+    static constexpr int kRowsOffset = kWeightBytes;  // of the tokens' rows in a stage
+    static constexpr int kReadyTiles = 1;             // each tile of act tells of itself
+    static constexpr int kConsumerArrivals = 2;       // at a stage's "empty" barrier
+    static constexpr bool kRowScales = false;         // of x, in the tiles' list
     static constexpr int kStageBytes = kWeightBytes + TileMax * kSwizzleRowBytes;
     static constexpr int kSlots = TileMax == 16 ? 6 : 3;
     static constexpr int kBarriers = Stages * kStageBytes;
@@ -125,10 +130,28 @@ struct ExpertsMemory {
     __device__ __forceinline__ int32_t* row_offsets(int slot) const {
         return reinterpret_cast<int32_t*>(tile(slot) + 1);
     }
+    // Their scales, with kRowScales.
+    __device__ __forceinline__ float* row_scales(int slot) const {
+        return reinterpret_cast<float*>(row_offsets(slot) + Shape::kTileMax);
+    }
 };
 
 __device__ __forceinline__ const ExpertsSide& experts_side(const ExpertsArgs& args, const ExpertsTile& tile) {
     return tile.shared != 0 ? args.shared : args.routed;
+}
+
+// One thread.
+template <typename Shape>
+__device__ __forceinline__ void experts_init_barriers(const ExpertsMemory<Shape>& memory) {
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+        barrier_init(memory.stages().barriers + 8 * stage, 1 + 32 * kExpertsRowWarps);
+        barrier_init(memory.stages().barriers + 8 * (Shape::kStages + stage), Shape::kConsumerArrivals);
+    }
+    for (int slot = 0; slot < Shape::kSlots; ++slot) {
+        barrier_init(memory.tiles().barriers + 8 * slot, 1);
+        barrier_init(memory.tiles().barriers + 8 * (Shape::kSlots + slot), 8 + 1 + kExpertsRowWarps);
+    }
+    barrier_init_fence();
 }
 
 // Waits for the next tile of the list. Only the rows of the list stay in use until release_tile().

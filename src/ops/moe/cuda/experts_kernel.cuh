@@ -21,15 +21,7 @@ __global__ void __launch_bounds__(kExpertsThreads, 1)
     const ExpertsMemory<Shape> memory{.base = shared_raw, .address = shared_address(shared_raw)};
     const int warpgroup = static_cast<int>(threadIdx.x / 128);
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < Shape::kStages; ++stage) {
-            barrier_init(memory.stages().barriers + 8 * stage, 1 + 32 * kExpertsRowWarps);
-            barrier_init(memory.stages().barriers + 8 * (Shape::kStages + stage), 2);
-        }
-        for (int slot = 0; slot < Shape::kSlots; ++slot) {
-            barrier_init(memory.tiles().barriers + 8 * slot, 1);
-            barrier_init(memory.tiles().barriers + 8 * (Shape::kSlots + slot), 8 + 1 + kExpertsRowWarps);
-        }
-        barrier_init_fence();
+        experts_init_barriers(memory);
     }
     __syncthreads();
     let_next_kernel_start();

@@ -91,6 +91,11 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
             offsets[i] = token * args.x_stride;
         }
     }
+    if constexpr (Shape::kRowScales) {
+        for (int i = lane; tile.phase == 0 && i < tile.rows; i += 32) {
+            memory.row_scales(tiles.stage)[i] = args.x_scale[args.row_source[tile.row + i]];
+        }
+    }
     __syncwarp();
     if (lane == 0) {
         barrier_arrive(tiles.full());
@@ -192,7 +197,7 @@ __device__ __forceinline__ void experts_copy_rows(const ExpertsMemory<Shape>& me
     const int lane_row = static_cast<int>(threadIdx.x % (32 * kExpertsRowWarps) / 8);
     const int piece = static_cast<int>(threadIdx.x % 8);
     for (int k = 0; k < list.bytes; k += kSwizzleRowBytes) {
-        uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kWeightBytes +
+        uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kRowsOffset +
                       swizzle_128(lane_row, piece);
         barrier_wait(stages.empty(), stages.parity ^ 1);
         const int offset = k + piece * 16;
@@ -231,7 +236,8 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
             const CUtensorMap* map = tile.phase == 0 ? &side.x_rows : &side.act;
             const int row = tile.phase == 0 && tile.shared != 0 ? tile.row - args.shared_row : tile.row;
             if (tile.phase == 1 && thread < boxes) {
-                const int target = 2 * ((side.width + Shape::kOutputs - 1) / Shape::kOutputs);
+                const int tiles = (side.width + Shape::kOutputs - 1) / Shape::kOutputs;
+                const int target = Shape::kReadyTiles == 0 ? 1 : 2 * tiles;
                 while (load_acquire(args.ready + tile.item) < target) {
                     __nanosleep(64);
                 }
@@ -239,7 +245,7 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
             }
             __syncwarp();
             for (int step = 0; step < steps; ++step) {
-                const uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kWeightBytes;
+                const uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kRowsOffset;
                 barrier_wait(stages.empty(), stages.parity ^ 1);
                 if (thread < boxes) {
                     barrier_arrive_expect(stages.full(), kRowBoxRows * kSwizzleRowBytes);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
@@ -6,6 +7,7 @@
 #include "ops/linear/cuda/linear_cuda.h"
 #include "ops/moe/cuda/combine.cuh"
 #include "ops/moe/cuda/experts_kernel.cuh"
+#include "ops/moe/cuda/experts_w4.h"
 #include "ops/moe/cuda/few_experts.h"
 #include "ops/moe/cuda/moe_cuda.h"
 #include "ops/moe/cuda/plan.cuh"
@@ -22,8 +24,15 @@ using WideShape = ExpertsShape<2, 192, 4>;
 constexpr int64_t kSortedMean = 128;
 constexpr int64_t kSortedWidth = 512;
 
-int choose_tile_max(int64_t tokens, int64_t k, int64_t experts) {
+// With int4 broad tiles up to here.
+constexpr int64_t kW4BroadMean = 80;
+
+int choose_tile_max(const MoeCudaTensors& tensors, int64_t tokens, int64_t k) {
+    const int64_t experts = tensors.experts;
     const int64_t mean = experts > 0 ? tokens * k / experts : tokens;
+    if (tensors.dtype == DType::kInt4) {
+        return mean > kW4BroadMean ? kW4WideTile : kW4BroadTile;
+    }
     const int64_t middle = experts > 0 ? 48 : MiddleShape::kTileMax;
     return mean <= 12 ? NarrowShape::kTileMax : mean <= middle ? MiddleShape::kTileMax : WideShape::kTileMax;
 }
@@ -40,14 +49,17 @@ struct Layout {
     int64_t act_width = 0;
     int64_t shared_items = 0;
     int64_t shared_rows = 0;  // of an item
+    int64_t items_max = 0;
     int64_t counters_count = 0;
     // Offsets.
     int64_t counters = 0, items = 0, row_source = 0, slots = 0, x = 0, shared_x = 0, sorted_x = 0;
     int64_t act = 0, out = 0;
+    int64_t x_scale = 0, act_bf16 = 0, act_scale = 0;  // int4 only
+    int64_t beside = 0;                                // int4 only: the layout of the shared expert
     int64_t bytes = 0;
 };
 
-// The counters: the next tile, the number of routed items, ready[items].
+// The counters: the next tile, the number of routed items, ready[items]; with int4 stored[items] too.
 constexpr int64_t kReady = 2;
 
 // Rows of an item of the shared expert, at most tile_max and as equal as steps of 16 allow. The tiles of a
@@ -75,26 +87,38 @@ int64_t shared_item_rows(const MoeCudaTensors& tensors, int64_t tokens, int64_t 
     return best;
 }
 
+// What stands beside int4 experts, as a layer of its own.
+MoeCudaTensors shared_tensors(const MoeCudaTensors& tensors) {
+    MoeCudaTensors shared = tensors;
+    shared.dtype = tensors.shared_dtype;
+    shared.experts = 0;
+    shared.width = 0;
+    return shared;
+}
+
 Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int64_t sm_count) {
     Layout layout;
-    layout.tile_max = choose_tile_max(tokens, k, tensors.experts);
+    const bool w4 = tensors.dtype == DType::kInt4;
+    layout.tile_max = choose_tile_max(tensors, tokens, k);
     // The rows of the shared expert alone lie in their order already.
     layout.x_sorted =
-        layout.tile_max == WideShape::kTileMax &&
-        (tensors.experts == 0 || (tensors.dtype == DType::kFloat8E4M3 && tensors.width >= kSortedWidth &&
+        layout.tile_max == (w4 ? kW4WideTile : WideShape::kTileMax) &&
+        (tensors.experts == 0 || (tensors.dtype != DType::kBFloat16 && tensors.width >= kSortedWidth &&
                                   tokens * k / tensors.experts >= kSortedMean));
     layout.routed_rows = tokens * k;
-    layout.rows = layout.routed_rows + (tensors.shared_width > 0 ? tokens : 0);
-    layout.act_width = std::max(tensors.width, tensors.shared_width);
-    if (tensors.shared_width > 0) {
+    const bool shared = tensors.shared_width > 0 && !w4;
+    layout.rows = layout.routed_rows + (shared ? tokens : 0);
+    layout.act_width = shared ? std::max(tensors.width, tensors.shared_width) : tensors.width;
+    if (shared) {
         layout.shared_rows = shared_item_rows(tensors, tokens, layout.tile_max, sm_count);
         layout.shared_items = (tokens + layout.shared_rows - 1) / layout.shared_rows;
     }
     // Every expert may add one partly filled tile.
     const int64_t items =
         layout.routed_rows / layout.tile_max + std::min(tensors.experts, layout.routed_rows) + 1;
-    layout.counters_count = kReady + layout.shared_items + items;
-    const bool fp8 = tensors.dtype == DType::kFloat8E4M3;
+    layout.items_max = layout.shared_items + items;
+    layout.counters_count = kReady + (w4 ? 2 : 1) * layout.items_max;
+    const bool fp8 = tensors.dtype == DType::kFloat8E4M3 || w4;
     const auto take = [&layout](int64_t bytes) {
         const int64_t at = layout.bytes;
         layout.bytes += round_up(bytes, 256);
@@ -105,9 +129,16 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
     layout.row_source = take(layout.routed_rows * 4);
     layout.slots = take(layout.routed_rows * 4);
     layout.x = take(fp8 ? tokens * tensors.hidden : 0);
-    layout.shared_x = take(fp8 ? tokens * tensors.hidden : 0);
+    layout.shared_x = take(fp8 && !w4 ? tokens * tensors.hidden : 0);
     layout.sorted_x = take(layout.x_sorted ? layout.routed_rows * tensors.hidden : 0);
-    layout.act = take(layout.rows * layout.act_width * dtype_size(tensors.dtype));
+    layout.act = take(layout.rows * layout.act_width * (fp8 ? 1 : 2));
+    layout.x_scale = take(w4 ? tokens * 4 : 0);
+    layout.act_bf16 = take(w4 ? layout.rows * layout.act_width * 2 : 0);
+    layout.act_scale = take(w4 ? layout.rows * 4 : 0);
+    if (w4 && tensors.shared_width > 0) {
+        layout.beside = take(make_layout(shared_tensors(tensors), tokens, 0, sm_count).bytes);
+        layout.rows += tokens;  // of out
+    }
     layout.out = take(layout.rows * tensors.hidden * 2);
     return layout;
 }
@@ -245,11 +276,152 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
     return out;
 }
 
+void launch_plan(cudaStream_t stream, const PlanArgs& plan) {
+    const int cluster = plan.tokens * plan.k > kPlanPairs ? kPlanCluster : 1;
+    const int quantizing = plan.x != nullptr ? (plan.tokens + kQuantizeRows - 1) / kQuantizeRows : 0;
+    const int blocks = cluster + (quantizing + cluster - 1) / cluster * cluster;
+    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks)),
+                                 .threads = kPlanThreads,
+                                 .stream = stream,
+                                 .cluster = cluster},
+                                plan_kernel, plan));
+}
+
+// x: [tokens, hidden] e4m3.
+void launch_sort_rows(cudaStream_t stream, const uint8_t* x, const MoeCudaArgs& args, const PlanArgs& plan,
+                      const Layout& layout) {
+    constexpr int kRows = kSortRowsThreads / 32;
+    const SortRowsArgs sort{.x = x,
+                            .slots = plan.slots,
+                            .pairs = static_cast<int32_t>(layout.routed_rows),
+                            .k = static_cast<int32_t>(args.k),
+                            .row_bytes = static_cast<int32_t>(args.weights->tensors.hidden),
+                            .sorted = reinterpret_cast<uint8_t*>(args.workspace + layout.sorted_x)};
+    cuda_check(
+        launch_dependent({.grid = dim3(static_cast<unsigned>((layout.routed_rows + kRows - 1) / kRows)),
+                          .threads = kSortRowsThreads,
+                          .stream = stream},
+                         sort_rows_kernel, sort));
+}
+
+// shared_row: of token 0 in out; -1 without a shared expert.
+void launch_combine(cudaStream_t stream, const MoeCudaArgs& args, const PlanArgs& plan, const Layout& layout,
+                    int32_t shared_row) {
+    const int64_t hidden = args.weights->tensors.hidden;
+    const CombineArgs combine{.out = reinterpret_cast<const __nv_bfloat16*>(args.workspace + layout.out),
+                              .slots = plan.slots,
+                              .weights = args.expert_weights,
+                              .hidden = static_cast<int32_t>(hidden),
+                              .k = static_cast<int32_t>(args.k),
+                              .shared_row = shared_row,
+                              .y = static_cast<__nv_bfloat16*>(args.y)};
+    const int64_t blocks = (hidden / 8 + kCombineThreads - 1) / kCombineThreads;
+    cuda_check(
+        launch_dependent({.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args.tokens)),
+                          .threads = kCombineThreads,
+                          .stream = stream},
+                         combine_kernel, combine));
+}
+
+ExpertsW4Args experts_w4_args(const MoeCudaArgs& args, const Layout& layout, const PlanArgs& plan) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    std::byte* work = args.workspace;
+    ExpertsW4Args out{.experts = {.hidden = static_cast<int32_t>(t.hidden),
+                                  .x_stride = static_cast<int32_t>(t.hidden),
+                                  .tokens = static_cast<int32_t>(args.tokens),
+                                  .x_sorted = layout.x_sorted,
+                                  .items = plan.items,
+                                  .routed_items = plan.routed_items,
+                                  .row_source = plan.row_source,
+                                  .x_scale = plan.x_scale,
+                                  .next_tile = plan.counters,
+                                  .ready = plan.counters + kReady,
+                                  .act = reinterpret_cast<uint8_t*>(work + layout.act),
+                                  .out = work + layout.out,
+                                  .act_stride = layout.act_width},
+                      .gate_up = static_cast<const uint8_t*>(t.gate_up),
+                      .down = static_cast<const uint8_t*>(t.down),
+                      .act_bf16 = reinterpret_cast<uint16_t*>(work + layout.act_bf16),
+                      .act_scale = reinterpret_cast<float*>(work + layout.act_scale),
+                      .stored = plan.counters + kReady + layout.items_max};
+    out.experts.routed = {.act = make_tensor_map(work + layout.act, DType::kFloat8E4M3, layout.routed_rows,
+                                                 t.width, kRowBoxRows),
+                          .width = static_cast<int32_t>(t.width),
+                          .x = reinterpret_cast<const uint8_t*>(work + layout.x)};
+    if (layout.x_sorted) {
+        out.experts.routed.x_rows = make_tensor_map(work + layout.sorted_x, DType::kFloat8E4M3,
+                                                    layout.routed_rows, t.hidden, kRowBoxRows);
+    }
+    return out;
+}
+
+// The shared expert beside int4 ones, with the kernel of its own dtype; its rows follow the routed ones in
+// out.
+struct SharedW4 {
+    MoeCudaWeights weights;
+    MoeCudaArgs args;
+    Layout layout;
+    PlanArgs plan;
+
+    SharedW4(const MoeCudaArgs& whole, const Layout& whole_layout) : weights(*whole.weights), args(whole) {
+        weights.tensors = shared_tensors(weights.tensors);
+        args.weights = &weights;
+        args.x8 = nullptr;
+        args.k = 0;
+        args.workspace += whole_layout.beside;
+        layout = make_layout(weights.tensors, args.tokens, 0, args.sm_count);
+        plan = plan_args(args, layout);
+    }
+    SharedW4(const SharedW4&) = delete;
+    SharedW4& operator=(const SharedW4&) = delete;
+
+    bool fp8() const { return weights.tensors.dtype == DType::kFloat8E4M3; }
+    void launch(cudaStream_t stream, std::byte* out) const {
+        ExpertsArgs experts = experts_args(args, layout, plan);
+        experts.out = out;
+        experts.out_map =
+            make_tensor_map(out, DType::kBFloat16, args.tokens, weights.tensors.hidden, kRowBoxRows);
+        if (fp8()) {
+            launch_experts<true>(stream, experts, layout.tile_max, args.sm_count);
+        } else {
+            launch_experts<false>(stream, experts, layout.tile_max, args.sm_count);
+        }
+    }
+};
+
+void moe_w4(cudaStream_t stream, const MoeCudaArgs& args) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    const Layout layout = make_layout(t, args.tokens, args.k, args.sm_count);
+    PlanArgs plan = plan_args(args, layout);
+    plan.x = static_cast<const uint16_t*>(args.x);
+    plan.x8 = reinterpret_cast<uint8_t*>(args.workspace + layout.x);
+    plan.x_scale = reinterpret_cast<float*>(args.workspace + layout.x_scale);
+    plan.hidden = static_cast<int32_t>(t.hidden);
+    std::optional<SharedW4> shared;
+    if (t.shared_width > 0) {
+        shared.emplace(args, layout);
+        plan.more_counters = shared->plan.counters;
+        plan.more_counters_count = shared->plan.counters_count;
+        if (shared->fp8()) {
+            quantise_inputs(stream, shared->args, shared->layout);
+        }
+    }
+    launch_plan(stream, plan);
+    if (layout.x_sorted) {
+        launch_sort_rows(stream, plan.x8, args, plan, layout);
+    }
+    if (shared.has_value()) {
+        shared->launch(stream, args.workspace + layout.out + layout.routed_rows * t.hidden * 2);
+    }
+    launch_experts_w4(stream, experts_w4_args(args, layout, plan), layout.tile_max, args.sm_count);
+    launch_combine(stream, args, plan, layout,
+                   shared.has_value() ? static_cast<int32_t>(layout.routed_rows) : -1);
+}
+
 // The maps order the rows of a box of gate and up as the sums of SwiGLU need them in a thread, which holds
 // rows r and r + 8 of each 16: with few tokens (`fine`) 8 rows of gate, then the same 8 of up; otherwise all
 // of one matrix, and with e4m3 first the even ones of 16, then the odd ones.
-MoeCudaMaps make_maps(const MoeCudaTensors& t, bool shared) {
-    const DType dtype = t.dtype;
+MoeCudaMaps make_maps(const MoeCudaTensors& t, DType dtype, bool shared) {
     const void* gate_up = shared ? t.shared_gate_up : t.gate_up;
     const void* down = shared ? t.shared_down : t.down;
     const int64_t experts = shared ? 1 : t.experts;
@@ -283,13 +455,20 @@ MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors) {
     check(t.experts >= 0 && t.experts <= cuda::kExpertsMax, "moe: at most 1024 experts");
     check(t.hidden % 16 == 0 && t.width % 16 == 0 && t.shared_width % 16 == 0,
           "moe: hidden and the experts' widths must be multiples of 16");
-    check(t.dtype == DType::kBFloat16 || t.dtype == DType::kFloat8E4M3, "moe: bfloat16 or e4m3 weights only");
+    const bool w4 = t.dtype == DType::kInt4;
+    const DType others = w4 ? t.shared_dtype : t.dtype;
+    check(others == DType::kBFloat16 || others == DType::kFloat8E4M3,
+          "moe: bfloat16 or e4m3 weights, or int4 of routed experts");
+    check(!w4 || (t.experts > 0 && t.hidden % 128 == 0 && t.hidden <= cuda::kW4HiddenMax &&
+                  t.width % 64 == 0 && t.width <= cuda::kW4WidthMax),
+          "moe: with int4 weights hidden must be a multiple of 128 and at most 8192, the width of 64 and at "
+          "most 2048");
     MoeCudaWeights weights{.tensors = t};
-    if (t.experts > 0) {
-        weights.routed = cuda::make_maps(t, false);
+    if (t.experts > 0 && !w4) {
+        weights.routed = cuda::make_maps(t, others, false);
     }
     if (t.shared_width > 0) {
-        weights.shared = cuda::make_maps(t, true);
+        weights.shared = cuda::make_maps(t, others, true);
     }
     return weights;
 }
@@ -297,14 +476,18 @@ MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors) {
 int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_max, int64_t k) {
     // A smaller batch may use smaller tiles, and so more items and counters.
     const int64_t items = tokens_max * (k + 1) / 16 + tensors.experts + 2;
-    return cuda::make_layout(tensors, tokens_max, k, 1).bytes +
-           items * static_cast<int64_t>(sizeof(cuda::ExpertsItem) + 4);
+    const int64_t more = items * static_cast<int64_t>(sizeof(cuda::ExpertsItem) + 8);
+    return cuda::make_layout(tensors, tokens_max, k, 1).bytes + 2 * more;
 }
 
 void moe_cuda(cudaStream_t stream, const MoeCudaArgs& args) {
     const MoeCudaTensors& t = args.weights->tensors;
     check(args.tokens >= 1 && args.sm_count >= 1,
           "moe: needs tokens and the device's number of multiprocessors");
+    if (t.dtype == DType::kInt4) {
+        cuda::moe_w4(stream, args);
+        return;
+    }
     const cuda::Layout layout = cuda::make_layout(t, args.tokens, args.k, args.sm_count);
     const bool fp8 = t.dtype == DType::kFloat8E4M3;
     if (fp8) {
@@ -320,45 +503,17 @@ void moe_cuda(cudaStream_t stream, const MoeCudaArgs& args) {
         return;
     }
     const cuda::PlanArgs plan = cuda::plan_args(args, layout);
-    const int plan_blocks = args.tokens * args.k > cuda::kPlanPairs ? cuda::kPlanCluster : 1;
-    cuda_check(cuda::launch_dependent({.grid = dim3(static_cast<unsigned>(plan_blocks)),
-                                       .threads = cuda::kPlanThreads,
-                                       .stream = stream,
-                                       .cluster = plan_blocks},
-                                      cuda::plan_kernel, plan));
+    cuda::launch_plan(stream, plan);
     const cuda::ExpertsArgs experts = cuda::experts_args(args, layout, plan);
     if (layout.x_sorted && t.experts > 0) {
-        const cuda::SortRowsArgs sort{.x = experts.routed.x,
-                                      .slots = plan.slots,
-                                      .pairs = static_cast<int32_t>(layout.routed_rows),
-                                      .k = static_cast<int32_t>(args.k),
-                                      .row_bytes = experts.x_stride,
-                                      .sorted = reinterpret_cast<uint8_t*>(args.workspace + layout.sorted_x)};
-        constexpr int kRows = cuda::kSortRowsThreads / 32;
-        cuda_check(cuda::launch_dependent(
-            {.grid = dim3(static_cast<unsigned>((layout.routed_rows + kRows - 1) / kRows)),
-             .threads = cuda::kSortRowsThreads,
-             .stream = stream},
-            cuda::sort_rows_kernel, sort));
+        cuda::launch_sort_rows(stream, experts.routed.x, args, plan, layout);
     }
     if (fp8) {
         cuda::launch_experts<true>(stream, experts, layout.tile_max, args.sm_count);
     } else {
         cuda::launch_experts<false>(stream, experts, layout.tile_max, args.sm_count);
     }
-    const cuda::CombineArgs combine{.out = static_cast<const __nv_bfloat16*>(experts.out),
-                                    .slots = plan.slots,
-                                    .weights = args.expert_weights,
-                                    .hidden = static_cast<int32_t>(t.hidden),
-                                    .k = static_cast<int32_t>(args.k),
-                                    .shared_row = t.shared_width > 0 ? experts.shared_row : -1,
-                                    .y = static_cast<__nv_bfloat16*>(args.y)};
-    const int64_t blocks = (t.hidden / 8 + cuda::kCombineThreads - 1) / cuda::kCombineThreads;
-    cuda_check(cuda::launch_dependent(
-        {.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args.tokens)),
-         .threads = cuda::kCombineThreads,
-         .stream = stream},
-        cuda::combine_kernel, combine));
+    cuda::launch_combine(stream, args, plan, layout, t.shared_width > 0 ? experts.shared_row : -1);
 }
 
 }  // namespace tessera

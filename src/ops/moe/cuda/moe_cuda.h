@@ -6,6 +6,10 @@
 // the caller has not. All sizes that depend on the routing stay on the device. Each may start while the one
 // before it ends (ops/common/cuda/dependent_launch.cuh). Up to 8 tokens take two launches and no list.
 //
+// Routed experts may be int4 (kInt4) with e4m3 activations, whose scales are made here: one a token, one a
+// row of act. Groups of 128 inputs of a weight have a scale; their sums are float32 each. The shared expert
+// is bfloat16 or fp8 then, by a launch of its own.
+//
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
 // each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids); with
 // batch_invariant its bits do not depend on the batch. The ids of a token differ from each other.
@@ -24,11 +28,13 @@ namespace tessera {
 // A layer's weights in device memory. Each matrix is plain, [outputs, inputs], and 16-byte aligned. The
 // scales are used with fp8 weights only: w = weight * scale, x = e4m3(x / input_scale).
 struct MoeCudaTensors {
-    DType dtype = DType::kBFloat16;  // kBFloat16 or kFloat8E4M3
+    DType dtype = DType::kBFloat16;         // kBFloat16, kFloat8E4M3, or for the routed experts kInt4
+    DType shared_dtype = DType::kBFloat16;  // beside kInt4; else it is dtype
     int64_t hidden = 0;
-    int64_t experts = 0;                   // 0: a dense layer
-    int64_t width = 0;                     // of a routed expert
-    int64_t shared_width = 0;              // 0: no shared expert
+    int64_t experts = 0;       // 0: a dense layer
+    int64_t width = 0;         // of a routed expert
+    int64_t shared_width = 0;  // 0: no shared expert
+    // kInt4: units of w4_layout.h, [experts, w4_gate_up_bytes()] and [experts, w4_down_bytes()].
     const void* gate_up = nullptr;         // [experts, 2 * width, hidden]: gate rows, then up rows
     const void* down = nullptr;            // [experts, hidden, width]
     const void* shared_gate_up = nullptr;  // [2 * shared_width, hidden]
@@ -57,7 +63,8 @@ struct MoeCudaWeights {
     MoeCudaMaps shared;
 };
 
-// REQUIRES: hidden, width and shared_width multiples of 16
+// REQUIRES: hidden, width and shared_width multiples of 16; kInt4: hidden of 128, width of 64 and at most
+// 4096
 MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors);
 
 struct MoeCudaArgs {

@@ -30,6 +30,49 @@ struct MoeCudaSpec {
     bool given_x8 = false;  // x comes quantised too, as the engine's norm gives it
 };
 
+struct RoutingSpec {
+    int64_t tokens = 0;
+    int64_t experts = 0;
+    int64_t k = 0;
+    bool padding = false;  // every third token has no experts
+    bool hot = false;      // every token chooses expert 0
+};
+// k of the experts for each token, ascending.
+inline std::vector<int32_t> choose_experts(const RoutingSpec& spec, OpRandom& random) {
+    std::vector<int32_t> chosen;
+    std::vector<int32_t> ids(static_cast<size_t>(spec.experts));
+    std::iota(ids.begin(), ids.end(), 0);
+    for (int64_t t = 0; t < spec.tokens; ++t) {
+        for (int64_t i = spec.hot ? 1 : 0; i < spec.k; ++i) {
+            const auto other = static_cast<size_t>(i + random.below(spec.experts - i));
+            std::swap(ids[static_cast<size_t>(i)], ids[other]);
+        }
+        std::vector<int32_t> mine(ids.begin(), ids.begin() + spec.k);
+        std::sort(mine.begin(), mine.end());
+        for (const int32_t id : mine) {
+            chosen.push_back(spec.padding && t % 3 == 2 ? -1 : id);
+        }
+    }
+    return chosen;
+}
+
+struct ExpertCounts {
+    int64_t experts = 0;  // that some token chose
+    int64_t pairs = 0;
+};
+inline ExpertCounts count_experts(const std::vector<int32_t>& chosen, int64_t experts) {
+    ExpertCounts counts;
+    std::vector<bool> used(static_cast<size_t>(experts));
+    for (const int32_t id : chosen) {
+        if (id >= 0) {
+            used[static_cast<size_t>(id)] = true;
+            ++counts.pairs;
+        }
+    }
+    counts.experts = std::count(used.begin(), used.end(), true);
+    return counts;
+}
+
 // Each set has weights and a routing of its own.
 class MoeCudaCase {
   public:
@@ -53,7 +96,8 @@ class MoeCudaCase {
         sm_count_ = device->sm_count;
         for (int set = 0; set < data.sets; ++set) {
             weights_.push_back(moe_cuda_bind(tensors(set)));
-            chosen_.push_back(choose());
+            chosen_.push_back(
+                choose_experts({spec.tokens, spec.experts, spec.k, spec.padding, spec.hot}, random_));
             d_chosen_.push_back(std::make_unique<DeviceArray<int32_t>>(
                 data.budget, spec.k > 0 ? chosen_.back() : std::vector<int32_t>(1), 1));
         }
@@ -124,14 +168,9 @@ class MoeCudaCase {
         double experts = 0;
         int64_t pairs = 0;
         for (const std::vector<int32_t>& chosen : chosen_) {
-            std::vector<bool> used(static_cast<size_t>(spec_.experts));
-            for (const int32_t id : chosen) {
-                if (id >= 0) {
-                    used[static_cast<size_t>(id)] = true;
-                    ++pairs;
-                }
-            }
-            experts += static_cast<double>(std::count(used.begin(), used.end(), true));
+            const ExpertCounts counts = count_experts(chosen, spec_.experts);
+            experts += static_cast<double>(counts.experts);
+            pairs += counts.pairs;
         }
         const auto sets = static_cast<double>(chosen_.size());
         const double routed = experts / sets * 3 * static_cast<double>(spec_.width * spec_.hidden * size);
@@ -180,25 +219,6 @@ class MoeCudaCase {
                 .input_scale = input_scale(false),
                 .shared_input_scale = input_scale(true)};
     }
-    // k of the experts for each token, ascending.
-    std::vector<int32_t> choose() {
-        std::vector<int32_t> chosen;
-        std::vector<int32_t> ids(static_cast<size_t>(spec_.experts));
-        std::iota(ids.begin(), ids.end(), 0);
-        for (int64_t t = 0; t < spec_.tokens; ++t) {
-            for (int64_t i = spec_.hot ? 1 : 0; i < spec_.k; ++i) {
-                const auto other = static_cast<size_t>(i + random_.below(spec_.experts - i));
-                std::swap(ids[static_cast<size_t>(i)], ids[other]);
-            }
-            std::vector<int32_t> mine(ids.begin(), ids.begin() + spec_.k);
-            std::sort(mine.begin(), mine.end());
-            for (const int32_t id : mine) {
-                chosen.push_back(spec_.padding && t % 3 == 2 ? -1 : id);
-            }
-        }
-        return chosen;
-    }
-
     // What the layer adds to the columns of token t, in double.
     std::vector<double> reference(int64_t t, const std::vector<int64_t>& columns, ThreadPool& threads) const {
         std::vector<double> sum(columns.size());

@@ -11,6 +11,7 @@
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/moe/cuda/experts.cuh"
+#include "ops/moe/cuda/quantize_row.cuh"
 
 namespace tessera::cuda {
 
@@ -27,11 +28,49 @@ struct PlanArgs {
     int32_t tile_max = 0;
     int32_t* counters = nullptr;  // set to 0
     int32_t counters_count = 0;
+    int32_t* more_counters = nullptr;  // the same
+    int32_t more_counters_count = 0;
     int32_t* routed_items = nullptr;  // [1]
     ExpertsItem* items = nullptr;
     int32_t* row_source = nullptr;  // [tokens * k]
     int32_t* slots = nullptr;       // [tokens * k]: the sorted row of each pair, -1 without one
+    // Beside the plan, by further blocks: x in e4m3 with a scale for each token. x null: not.
+    const uint16_t* x = nullptr;  // [tokens, hidden] bfloat16
+    uint8_t* x8 = nullptr;
+    float* x_scale = nullptr;
+    int32_t hidden = 0;
 };
+
+inline constexpr int kQuantizeWarps = 8;  // of a row
+inline constexpr int kQuantizeKept = 4;   // pieces of eight that a thread holds: hidden at most 8192
+inline constexpr int kQuantizeRows = kPlanThreads / 32 / kQuantizeWarps;  // of a block
+
+__device__ inline void plan_quantize_rows(const PlanArgs& args, int block) {
+    __shared__ float warps[kPlanThreads / 32];
+    constexpr int kThreads = 32 * kQuantizeWarps;
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int thread = static_cast<int>(threadIdx.x % kThreads);
+    const int row = block * kQuantizeRows + warp / kQuantizeWarps;
+    const int64_t at = static_cast<int64_t>(min(row, args.tokens - 1)) * args.hidden;
+    const QuantizeRow work{
+        .from = args.x + at, .to = args.x8 + at, .scale = args.x_scale + row, .count = args.hidden};
+    RowPieces<kQuantizeKept> pieces;
+    pieces.load(work, thread, kThreads);
+    warps[warp] = pieces.largest();
+    __syncthreads();
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < kQuantizeWarps; ++i) {
+        largest = fmaxf(largest, warps[warp / kQuantizeWarps * kQuantizeWarps + i]);
+    }
+    if (row < args.tokens) {
+        const float scale = row_scale(largest);
+        pieces.store(work, thread, kThreads, scale);
+        if (thread == 0) {
+            *work.scale = scale;
+        }
+    }
+}
 
 // Inclusive prefix sums over the block's threads, of two values at once.
 __device__ inline int2 block_prefix(int2 value, int2* warps) {
@@ -69,6 +108,12 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanArgs args) {
     const auto rank = static_cast<int>(cluster_rank());
     const auto blocks = static_cast<int>(cluster_size());
     const int pairs = args.tokens * args.k;
+    if (static_cast<int>(blockIdx.x) >= blocks) {
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+        plan_quantize_rows(args, static_cast<int>(blockIdx.x) - blocks);
+        return;
+    }
     const int stretch = (pairs + blocks - 1) / blocks;
     const int end = min(pairs, (rank + 1) * stretch);
     count[thread] = 0;
@@ -77,6 +122,9 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanArgs args) {
     let_next_kernel_start();
     for (int i = rank * kPlanThreads + thread; i < args.counters_count; i += blocks * kPlanThreads) {
         args.counters[i] = 0;
+    }
+    for (int i = rank * kPlanThreads + thread; i < args.more_counters_count; i += blocks * kPlanThreads) {
+        args.more_counters[i] = 0;
     }
 #pragma unroll 4
     for (int i = rank * stretch + thread; i < end; i += kPlanThreads) {

@@ -1,0 +1,31 @@
+#include "device/cuda/cuda_check.h"
+#include "ops/moe/cuda/experts_w4.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+using W4BroadShape = ExpertsW4Shape<2, kW4BroadTile, 7>;
+using W4WideShape = ExpertsW4Shape<1, kW4WideTile, 6>;
+
+template <typename Shape>
+void launch_shape(cudaStream_t stream, const ExpertsW4Args& args, int blocks) {
+    cuda_check(cudaFuncSetAttribute(experts_w4_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    Shape::kBytes));
+    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks)),
+                                 .threads = kExpertsThreads,
+                                 .shared_bytes = Shape::kBytes,
+                                 .stream = stream},
+                                experts_w4_kernel<Shape>, args));
+}
+
+}  // namespace
+
+void launch_experts_w4(cudaStream_t stream, const ExpertsW4Args& args, int tile_max, int blocks) {
+    if (tile_max == kW4WideTile) {
+        launch_shape<W4WideShape>(stream, args, blocks);
+    } else {
+        launch_shape<W4BroadShape>(stream, args, blocks);
+    }
+}
+
+}  // namespace tessera::cuda

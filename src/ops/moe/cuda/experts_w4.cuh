@@ -1,0 +1,555 @@
+// The experts' kernel of int4 weights and e4m3 activations with a scale for each row.
+//
+// Roofline: as experts_kernel.cuh, with 0.516 bytes a weight (codes, and bfloat16 scales of groups of 128).
+//
+// Schedule: experts_kernel.cuh's, and its producers. What differs: weights come as units (w4_layout.h) by
+// plain bulk copies; a consumer turns them into e4m3 in registers, the A side of wgmma; each group's sums
+// start at zero and are added with the group's scale; act is stored in bfloat16, and the consumer that stores
+// an item's last tile quantises its rows, since their scales need all of their outputs.
+#pragma once
+
+#include "ops/moe/cuda/experts_consume.cuh"
+#include "ops/moe/cuda/experts_produce.cuh"
+#include "ops/moe/cuda/experts_w4.h"
+#include "ops/moe/cuda/quantize_row.cuh"
+#include "ops/moe/cuda/w4_mma.cuh"
+#include "ops/moe/w4_layout.h"
+
+namespace tessera::cuda {
+
+// A stage: the rows' 128 inputs, then 2 * Blocks units' group. Outputs as in ExpertsShape.
+template <int Blocks, int TileMax, int Stages>
+struct ExpertsW4Shape {
+    static constexpr int kBlocks = Blocks;
+    static constexpr int kTileMax = TileMax;
+    static constexpr int kTileMin = TileMax > 96 ? 96 : 16;
+    static constexpr int kScalesKept = (TileMax + 127) / 128;  // of rows, by a thread
+    static constexpr int kStages = Stages;
+    static constexpr int kWeightRows = 128 * Blocks;
+    static constexpr int kOutputs = kWeightRows / 2;
+    static constexpr int kReadyTiles = 0;        // one tells of the whole item
+    static constexpr int kConsumerArrivals = 8;  // every warp
+    static constexpr int kRowsOffset = 0;
+    static constexpr int kWeightsOffset = TileMax * kSwizzleRowBytes;
+    static constexpr int kUnitBytes = static_cast<int>(kW4GroupBytes);
+    static constexpr int kStageBytes = (kWeightsOffset + 2 * Blocks * kUnitBytes + 1023) / 1024 * 1024;
+    static constexpr int kSlots = 3;
+    static constexpr int kBarriers = Stages * kStageBytes;
+    static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
+    static constexpr bool kRowScales = true;
+    static constexpr int kSlotBytes = 32 + TileMax * 8;
+    // For each consumer: the rows' scales, whether it is an item's last, and 64 rows of results.
+    static constexpr int kScaleBytes = TileMax * 4 + 16;
+    static constexpr int kResults = (kScaleBytes + 127) / 128 * 128;
+    static constexpr int kEndBytes = kResults + 64 * kSwizzleRowBytes;
+    static constexpr int kEnds = ((kTiles + 15) / 16 * 16 + kSlots * kSlotBytes + 127) / 128 * 128;
+    static constexpr int kBytes = kEnds + 2 * kEndBytes;
+    static_assert(kBytes <= 232448);
+};
+
+// What does not change from tile to tile.
+struct W4Side {
+    const uint8_t* codes = nullptr;
+    int64_t unit_bytes = 0;
+    int units = 0;  // of an expert
+    int inputs = 0;
+};
+__device__ __forceinline__ W4Side w4_side(const ExpertsW4Args& args, int phase) {
+    const int width = args.experts.routed.width;
+    const int inputs = phase == 0 ? args.experts.hidden : width;
+    return {.codes = phase == 0 ? args.gate_up : args.down,
+            .unit_bytes = w4_unit_bytes(inputs),
+            .units = phase == 0 ? width / 32 : args.experts.hidden / static_cast<int>(kW4UnitRows),
+            .inputs = inputs};
+}
+
+// One thread.
+template <typename Shape>
+__device__ __forceinline__ void w4_bring_weights(const ExpertsW4Args& args,
+                                                 const ExpertsMemory<Shape>& memory) {
+    constexpr int kUnits = 2 * Shape::kBlocks;
+    ExpertsRing<Shape::kStages> stages = memory.stages();
+    ExpertsRing<Shape::kSlots> tiles = memory.tiles();
+    for (;;) {
+        const ExpertsTile tile = acquire_tile(memory, tiles);
+        barrier_arrive(tiles.empty());
+        tiles.advance();
+        if (tile.phase < 0) {
+            return;
+        }
+        const W4Side side = w4_side(args, tile.phase);
+        const int first = tile.tile * kUnits;
+        const int units = min(kUnits, side.units - first);
+        const uint8_t* from =
+            side.codes + (static_cast<int64_t>(tile.expert) * side.units + first) * side.unit_bytes;
+        for (int input = 0; input < side.inputs; input += static_cast<int>(kW4Group)) {
+            const uint32_t bytes = side.inputs - input > 64 ? static_cast<uint32_t>(kW4GroupBytes)
+                                                            : static_cast<uint32_t>(kW4ScaleBytes + 2048);
+            const uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kWeightsOffset;
+            barrier_wait(stages.empty(), stages.parity ^ 1);
+            barrier_arrive_expect(stages.full(), units * bytes);
+            for (int unit = 0; unit < units; ++unit) {
+                copy_bulk(to + unit * Shape::kUnitBytes, from + unit * side.unit_bytes, bytes, stages.full());
+            }
+            from += kW4GroupBytes;
+            stages.advance();
+        }
+    }
+}
+
+// Eight stored codes to two registers of four e4m3, each code * 2^-8: doubled, a magnitude up to 8 is the
+// bits of 2^-9 times it; a negative one is 2 * (its complement + 1), with the sign.
+__device__ __forceinline__ void w4_expand(uint32_t word, uint32_t& low, uint32_t& high) {
+    constexpr uint32_t kSigns = 0x01010101u;
+    constexpr uint32_t kCodes = 0x0E0E0E0Eu;
+    const uint32_t up = word >> 4;
+    low = (word & kSigns) * 130u + (word & kCodes);
+    high = (up & kSigns) * 130u + (up & kCodes);
+}
+inline constexpr float kW4Unit = 256;
+
+// A thread's weights of a group: 64 rows by 128 inputs of the warpgroup.
+struct W4Raw {
+    uint4 codes[2];
+    uint32_t scales = 0;  // of rows lane / 4 and lane / 4 + 8
+};
+__device__ __forceinline__ W4Raw w4_load(uint32_t unit) {
+    const uint32_t thread = threadIdx.x % 128;
+    W4Raw raw;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(raw.scales) : "r"(unit + thread / 4 * 4) : "memory");
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        raw.codes[half] =
+            load_shared_16(unit + static_cast<uint32_t>(kW4ScaleBytes) + half * 2048 + thread * 16);
+    }
+    return raw;
+}
+
+// The same as e4m3, four steps of four registers.
+struct W4Weights {
+    uint32_t registers[16];
+    uint32_t scales = 0;
+};
+__device__ __forceinline__ W4Weights w4_convert(const W4Raw& raw) {
+    W4Weights out;
+    out.scales = raw.scales;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint4 codes = raw.codes[half];
+        w4_expand(codes.x, out.registers[8 * half], out.registers[8 * half + 1]);
+        w4_expand(codes.y, out.registers[8 * half + 2], out.registers[8 * half + 3]);
+        w4_expand(codes.z, out.registers[8 * half + 4], out.registers[8 * half + 5]);
+        w4_expand(codes.w, out.registers[8 * half + 6], out.registers[8 * half + 7]);
+    }
+    // Here, not after the wait that follows.
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        asm volatile("" : "+r"(out.registers[i]));
+    }
+    return out;
+}
+
+// part = the group's products.
+template <int N>
+__device__ __forceinline__ void w4_issue(float (&part)[N / 2], const W4Weights& weights, uint64_t rows) {
+    mma_pin(part);
+    mma_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        mma_weights_fp8(part, weights.registers + 4 * step, rows + step * kMmaStepBytes / 16,
+                        step > 0 ? 1 : 0);
+    }
+    mma_commit();
+}
+
+template <int N>
+__device__ __forceinline__ void w4_promote(float (&sums)[N / 2], float (&part)[N / 2], uint32_t scales) {
+    mma_pin(part);
+    const float low = low_bf16(scales);
+    const float high = high_bf16(scales);
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+        sums[i] = fmaf(i % 4 < 2 ? low : high, part[i], sums[i]);
+    }
+}
+
+template <int Stages>
+__device__ __forceinline__ void w4_release(ExpertsRing<Stages>& ring) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        barrier_arrive(ring.empty());
+    }
+    ring.advance();
+}
+
+// A row's scale for the end of the tile.
+__device__ __forceinline__ void w4_keep_scale(uint32_t to, int row, float scale) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + row * 4), "f"(scale * kW4Unit) : "memory");
+}
+
+struct W4Rows {
+    bool copied = false;            // they came by cp.async
+    const float* scales = nullptr;  // null: known already
+    int rows = 0;
+};
+
+// The groups of a tile, one after another, as one consumer sees them: a product is under way while the next
+// group's weights are brought to e4m3 and the last one's sums are added.
+template <typename Shape, int N>
+struct W4Tile {
+    ExpertsConsumer<Shape>& me;
+    ExpertsRing<Shape::kStages> done;  // the oldest stage in use
+    const bool copied;                 // the rows came by cp.async
+    float scales[Shape::kScalesKept];  // of rows thread and thread + 128
+
+    // The first stage is there when this returns, and with it, in the second phase, the rows' scales.
+    __device__ __forceinline__ W4Tile(ExpertsConsumer<Shape>& consumer, const W4Rows& rows)
+        : me(consumer), done(consumer.ring), copied(rows.copied) {
+        acquire();
+#pragma unroll
+        for (int i = 0; i < Shape::kScalesKept; ++i) {
+            const int row = static_cast<int>(threadIdx.x % 128) + 128 * i;
+            if (rows.scales != nullptr && row < rows.rows) {
+                asm volatile("ld.global.cg.f32 %0, [%1];"
+                             : "=f"(scales[i])
+                             : "l"(rows.scales + row)
+                             : "memory");
+            }
+        }
+    }
+    // Shared memory for the scales of the second phase.
+    __device__ __forceinline__ void keep_scales(const W4Rows& rows, uint32_t to) const {
+#pragma unroll
+        for (int i = 0; i < Shape::kScalesKept; ++i) {
+            const int row = static_cast<int>(threadIdx.x % 128) + 128 * i;
+            if (rows.scales != nullptr && row < rows.rows) {
+                w4_keep_scale(to, row, scales[i]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ uint32_t stage() const {
+        return me.memory + me.ring.stage * Shape::kStageBytes;
+    }
+    __device__ __forceinline__ void acquire() const {
+        barrier_wait(me.ring.full(), me.ring.parity);
+        if (copied) {
+            fence_proxy_async();
+        }
+    }
+    __device__ __forceinline__ W4Weights weights(int block) const {
+        return w4_convert(w4_load(stage() + Shape::kWeightsOffset +
+                                  (me.index * Shape::kBlocks + block) * Shape::kUnitBytes));
+    }
+};
+
+// One block, one set of partial sums: many rows.
+template <typename Shape, int N>
+__device__ __forceinline__ void w4_multiply_wide(float (&sums)[N / 2], ExpertsConsumer<Shape>& me, int steps,
+                                                 const W4Rows& rows_from, uint32_t scales) {
+    W4Tile<Shape, N> tile(me, rows_from);
+    tile.keep_scales(rows_from, scales);
+    float part[N / 2];
+    W4Weights weights = tile.weights(0);
+    for (int step = 0; step < steps; ++step) {
+        w4_issue<N>(part, weights, mma_descriptor(tile.stage()));
+        const uint32_t group_scales = weights.scales;
+        me.ring.advance();
+        if (step + 1 < steps) {
+            tile.acquire();
+            weights = tile.weights(0);
+        }
+        mma_wait<0>();
+        w4_promote<N>(sums, part, group_scales);
+        w4_release(tile.done);
+    }
+}
+
+// Two blocks: one set of partial sums, as the registers allow.
+template <typename Shape, int N>
+__device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], ExpertsConsumer<Shape>& me,
+                                                  int steps, const W4Rows& rows_from, uint32_t scales) {
+    W4Tile<Shape, N> tile(me, rows_from);
+    float part[N / 2];
+    W4Weights first = tile.weights(0);
+    for (int step = 0; step < steps; ++step) {
+        const uint64_t rows = mma_descriptor(tile.stage());
+        w4_issue<N>(part, first, rows);
+        const W4Weights second = tile.weights(1);
+        mma_wait<0>();
+        w4_promote<N>(sums[0], part, first.scales);
+        w4_issue<N>(part, second, rows);
+        me.ring.advance();
+        if (step + 1 < steps) {
+            tile.acquire();
+            first = tile.weights(0);
+        }
+        mma_wait<0>();
+        w4_promote<N>(sums[1], part, second.scales);
+        w4_release(tile.done);
+    }
+    tile.keep_scales(rows_from, scales);
+}
+
+// sums = weights x rows over all inputs, but for 2^-8 and the rows' scales.
+template <typename Shape, int N>
+__device__ __forceinline__ void w4_multiply_tile(float (&sums)[Shape::kBlocks][N / 2],
+                                                 ExpertsConsumer<Shape>& me, int steps, const W4Rows& rows,
+                                                 uint32_t scales) {
+#pragma unroll
+    for (int block = 0; block < Shape::kBlocks; ++block) {
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            sums[block][i] = 0;
+        }
+    }
+    if constexpr (Shape::kBlocks > 1) {
+        w4_multiply_broad<Shape, N>(sums, me, steps, rows, scales);
+    } else {
+        w4_multiply_wide<Shape, N>(sums[0], me, steps, rows, scales);
+    }
+}
+
+// The stages of a tile in which this consumer has no outputs.
+template <typename Shape>
+__device__ __forceinline__ void w4_pass(ExpertsConsumer<Shape>& me, int steps) {
+    for (int step = 0; step < steps; ++step) {
+        barrier_wait(me.ring.full(), me.ring.parity);
+        w4_release(me.ring);
+    }
+}
+
+// The rows' scales as the sums of a thread need them: columns 8 j + 2 (lane % 4) and the next.
+__device__ __forceinline__ float2 w4_row_scales(uint32_t scales, int j) {
+    float2 pair;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(pair.x), "=f"(pair.y)
+                 : "r"(scales + (8 * j + threadIdx.x % 4 * 2) * 4)
+                 : "memory");
+    return pair;
+}
+
+struct W4End {
+    uint32_t scales = 0;   // shared memory
+    uint32_t results = 0;  // the same
+    int barrier = 0;
+};
+
+// [64 rows, 8 * Pieces columns] bfloat16 from shared memory (swizzled rows of 128 bytes) to `out`.
+template <int Pieces>
+__device__ __forceinline__ void w4_copy_rows(const ExpertsTarget& to, int first) {
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int column = to.column + thread % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = 16 * i + thread / 8;
+        if (first + row < to.rows && column < to.columns && thread % 8 < Pieces) {
+            *reinterpret_cast<uint4*>(to.out + (first + row) * to.stride + column * 2) =
+                load_shared_16(to.buffer + swizzle_128(row, thread % 8));
+        }
+    }
+}
+
+template <typename Shape, int N>
+__device__ __forceinline__ void w4_store_act(const float (&sums)[Shape::kBlocks][N / 2],
+                                             const ExpertsTarget& to, const W4End& end) {
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int lane = thread % 32;
+#pragma unroll
+    for (int chunk = 0; chunk < N; chunk += 64) {
+#pragma unroll
+        for (int j = chunk / 8; j < min(chunk + 64, N) / 8; j += 2) {
+#pragma unroll
+            for (int block = 0; block < Shape::kBlocks; ++block) {
+                uint32_t matrices[2];
+#pragma unroll
+                for (int m = 0; m < 2; ++m) {
+                    const float2 scales = w4_row_scales(end.scales, j + m);
+                    const float* sum = sums[block] + 4 * (j + m);
+                    matrices[m] = pack_bf16(swiglu(sum[0] * scales.x, sum[2] * scales.x),
+                                            swiglu(sum[1] * scales.y, sum[3] * scales.y));
+                }
+                store_transposed(to.buffer + swizzle_128(8 * j - chunk + lane % 16, block * 4 + thread / 32),
+                                 matrices);
+            }
+        }
+        group_barrier(end.barrier, 128);
+        w4_copy_rows<4 * Shape::kBlocks>(to, chunk);
+        group_barrier(end.barrier, 128);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void w4_store_out(const float (&sums)[N / 2], const ExpertsTarget& to,
+                                             const W4End& end) {
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int lane = thread % 32;
+    const int place = thread / 32 * 2 + lane / 8 % 2;
+#pragma unroll
+    for (int chunk = 0; chunk < N; chunk += 64) {
+#pragma unroll
+        for (int j = chunk / 8; j < min(chunk + 64, N) / 8; j += 2) {
+            uint32_t matrices[4];
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                const float2 scales = w4_row_scales(end.scales, j + m / 2);
+                matrices[m] = pack_bf16(sums[4 * j + 2 * m] * scales.x, sums[4 * j + 2 * m + 1] * scales.y);
+            }
+            store_transposed(to.buffer + swizzle_128(8 * j - chunk + lane / 16 * 8 + lane % 8, place),
+                             matrices);
+        }
+        group_barrier(end.barrier, 128);
+        w4_copy_rows<8>(to, chunk);
+        group_barrier(end.barrier, 128);
+    }
+}
+
+// After an item's tile of act is stored (or has no outputs): whoever is the last of them quantises its rows.
+template <typename Shape>
+__device__ __forceinline__ void w4_finish_act(const ExpertsW4Args& args, const ExpertsTile& tile,
+                                              const W4End& end) {
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int width = args.experts.routed.width;
+    const uint32_t flag = end.scales + Shape::kTileMax * 4;
+    group_barrier(end.barrier, 128);
+    if (thread == 0) {
+        const int target = 2 * ((width + Shape::kOutputs - 1) / Shape::kOutputs);
+        __threadfence();
+        const int before = atomicAdd(args.stored + tile.item, 1);
+        __threadfence();
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before == target - 1 ? 1 : 0) : "memory");
+    }
+    group_barrier(end.barrier, 128);
+    int last;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(last) : "r"(flag) : "memory");
+    if (last == 0) {
+        return;
+    }
+    for (int row = tile.row + thread / 32; row < tile.row + tile.rows; row += 4) {
+        const QuantizeRow work{.from = args.act_bf16 + static_cast<int64_t>(row) * width,
+                               .to = args.experts.act + row * args.experts.act_stride,
+                               .scale = args.act_scale + row,
+                               .count = width};
+        RowPieces<kW4WidthMax / 256> pieces;
+        pieces.load(work, thread % 32, 32);
+        const float scale = row_scale(pieces.largest());
+        pieces.store(work, thread % 32, 32, scale);
+        if (thread % 32 == 0) {
+            *work.scale = scale;
+        }
+    }
+    group_barrier(end.barrier, 128);
+    if (thread == 0) {
+        __threadfence();
+        atomicAdd(args.experts.ready + tile.item, 1);
+    }
+}
+
+template <typename Shape, int N>
+__device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const ExpertsTile& tile,
+                                                ExpertsConsumer<Shape>& me, const W4End& end) {
+    const W4Side side = w4_side(args, tile.phase);
+    const int steps = (side.inputs + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
+    const int unit = (tile.tile * 2 + me.index) * Shape::kBlocks;
+    if (unit >= side.units) {
+        w4_pass(me, steps);
+        return;
+    }
+    float sums[Shape::kBlocks][N / 2];
+    w4_multiply_tile<Shape, N>(sums, me, steps,
+                               {.copied = tile.phase == 0 && !args.experts.x_sorted,
+                                .scales = tile.phase == 0 ? nullptr : args.act_scale + tile.row,
+                                .rows = tile.rows},
+                               end.scales);
+    group_barrier(end.barrier, 128);
+    const int64_t stride = 2 * static_cast<int64_t>(tile.phase == 0 ? side.units * 32 : args.experts.hidden);
+    ExpertsTarget to{.out = (tile.phase == 0 ? reinterpret_cast<uint8_t*>(args.act_bf16)
+                                             : static_cast<uint8_t*>(args.experts.out)) +
+                            tile.row * stride,
+                     .stride = stride,
+                     .rows = tile.rows,
+                     .column = unit * (tile.phase == 0 ? 32 : 64),
+                     .columns = tile.phase == 0 ? side.units * 32 : args.experts.hidden,
+                     .buffer = end.results,
+                     .barrier = end.barrier};
+    if (tile.phase == 0) {
+        w4_store_act<Shape, N>(sums, to, end);
+    } else {
+#pragma unroll
+        for (int block = 0; block < Shape::kBlocks; ++block) {
+            w4_store_out<N>(sums[block], to, end);
+            to.column += 64;
+        }
+    }
+    group_barrier(end.barrier, 128);  // the scales are read
+}
+
+template <typename Shape, int N>
+__device__ __forceinline__ void w4_consume_width(const ExpertsW4Args& args, const ExpertsTile& tile,
+                                                 ExpertsConsumer<Shape>& me, const W4End& end) {
+    if constexpr (N < Shape::kTileMax) {
+        if (tile.columns > N) {
+            w4_consume_width<Shape, N + 16>(args, tile, me, end);
+            return;
+        }
+    }
+    w4_consume_tile<Shape, N>(args, tile, me, end);
+}
+
+template <typename Shape>
+__device__ __forceinline__ void w4_consume(const ExpertsW4Args& args, const ExpertsMemory<Shape>& memory,
+                                           int consumer) {
+    ExpertsConsumer<Shape> me{.memory = memory.address,
+                              .ring = memory.stages(),
+                              .index = consumer,
+                              .leader = threadIdx.x % 128 == 0};
+    const uint32_t scales = memory.address + Shape::kEnds + consumer * Shape::kEndBytes;
+    const W4End end{.scales = scales, .results = scales + Shape::kResults, .barrier = 1 + consumer};
+    ExpertsRing<Shape::kSlots> tiles = memory.tiles();
+    for (;;) {
+        const ExpertsTile tile = acquire_tile(memory, tiles);
+        for (int row = static_cast<int>(threadIdx.x % 128); tile.phase == 0 && row < tile.rows; row += 128) {
+            w4_keep_scale(scales, row, memory.row_scales(tiles.stage)[row]);
+        }
+        release_tile(tiles);
+        tiles.advance();
+        if (tile.phase < 0) {
+            return;
+        }
+        w4_consume_width<Shape, Shape::kTileMin>(args, tile, me, end);
+        if (tile.phase == 0) {
+            w4_finish_act<Shape>(args, tile, end);
+        }
+    }
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(kExpertsThreads, 1)
+    experts_w4_kernel(const __grid_constant__ ExpertsW4Args args) {
+    extern __shared__ __align__(1024) uint8_t shared_raw[];
+    const ExpertsMemory<Shape> memory{.base = shared_raw, .address = shared_address(shared_raw)};
+    const int warpgroup = static_cast<int>(threadIdx.x / 128);
+    if (threadIdx.x == 0) {
+        experts_init_barriers(memory);
+    }
+    __syncthreads();
+    let_next_kernel_start();
+    if (warpgroup == 2) {
+        registers_give<40>();
+        const int warp = static_cast<int>(threadIdx.x % 128 / 32);
+        if (warp == 0) {
+            experts_schedule(args.experts, memory);
+        } else if (warp == 1) {
+            if (threadIdx.x % 32 == 0) {
+                w4_bring_weights(args, memory);
+            }
+        } else {
+            experts_bring_rows<true>(args.experts, memory, static_cast<int>(threadIdx.x % 64));
+        }
+    } else {
+        registers_take<232>();
+        w4_consume(args, memory, warpgroup);
+    }
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,31 @@
+// How moe.cu starts the experts' kernel of int4 weights.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "ops/moe/cuda/experts.cuh"
+
+namespace tessera::cuda {
+
+// `experts.routed` alone is used: x [tokens, hidden] and act are e4m3; the scales and maps of weights in it
+// are not used.
+struct ExpertsW4Args {
+    ExpertsArgs experts;
+    const uint8_t* gate_up = nullptr;  // [experts, w4_gate_up_bytes()]
+    const uint8_t* down = nullptr;     // [experts, w4_down_bytes()]
+    uint16_t* act_bf16 = nullptr;      // [sorted rows, width]: act before its rows have a scale
+    float* act_scale = nullptr;        // [sorted rows]
+    int32_t* stored = nullptr;         // [items]: consumers that have stored a tile of act_bf16; 0 at first
+};
+
+inline constexpr int kW4BroadTile = 96;
+inline constexpr int kW4WideTile = 176;
+inline constexpr int kW4WidthMax = 2048;
+inline constexpr int kW4HiddenMax = 8192;
+
+// tile_max: one of the two; plan.cuh cuts the items by it.
+void launch_experts_w4(cudaStream_t stream, const ExpertsW4Args& args, int tile_max, int blocks);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,263 @@
+// The cases of routed experts in int4 on the device: activations are quantised within.
+#pragma once
+
+#include "ops/moe/cuda/moe_cuda_cases.h"
+#include "ops/moe/w4_layout.h"
+
+namespace tessera {
+
+struct MoeW4Spec {
+    std::string name;
+    int64_t tokens = 1;
+    int64_t hidden = 4096;
+    int64_t experts = 192;
+    int64_t k = 8;
+    int64_t width = 1536;
+    bool padding = false;  // every third token has no experts
+    bool hot = false;      // every token chooses expert 0
+};
+
+// Units of one kind: random codes, scales near a normal distribution about zero.
+class W4Noise {
+  public:
+    W4Noise(const CudaCaseData& data, int64_t units, int64_t inputs, const NoiseSpec& scales)
+        : units_(units),
+          inputs_(inputs),
+          groups_((inputs + kW4Group - 1) / kW4Group),
+          codes_(data, units * w4_unit_bytes(inputs), data.sets),
+          scales_(data, units * groups_ * kW4UnitRows, scales) {
+        for (int set = 0; set < data.sets; ++set) {
+            fill_noise_bytes_cuda(nullptr, codes_.at(set), units * w4_unit_bytes(inputs), seed(set));
+            for (int64_t g = 0; g < groups_; ++g) {
+                cuda_check(cudaMemcpy2D(
+                    codes_.at(set) + g * kW4GroupBytes, static_cast<size_t>(w4_unit_bytes(inputs)),
+                    scales_.at(set) + g * kW4ScaleBytes, static_cast<size_t>(groups_ * kW4ScaleBytes),
+                    kW4ScaleBytes, static_cast<size_t>(units), cudaMemcpyDeviceToDevice));
+            }
+        }
+        cuda_check(cudaDeviceSynchronize());
+    }
+    const std::byte* at(int set) const { return codes_.at(set); }
+    // The dot product of a unit's row and x; set 0.
+    double dot(int64_t unit, int64_t row, const std::vector<double>& x) const {
+        double sum = 0;
+        for (int64_t g = 0; g < groups_; ++g) {
+            double part = 0;
+            for (int64_t k = g * kW4Group; k < std::min((g + 1) * kW4Group, inputs_); ++k) {
+                const W4Place place = w4_place(row, k);
+                const auto index = static_cast<uint64_t>(unit * w4_unit_bytes(inputs_) + place.byte);
+                part += x[static_cast<size_t>(k)] * w4_code(noise_byte(seed(0), index) >> place.shift & 15);
+            }
+            const W4Place place = w4_place(row, g * kW4Group);
+            const int64_t scale = (place.scale - g * kW4GroupBytes) / 2;
+            sum += part * static_cast<double>(scales_.value((unit * groups_ + g) * kW4UnitRows + scale));
+        }
+        return sum;
+    }
+
+  private:
+    static uint64_t seed(int set) { return 77 + static_cast<uint64_t>(set); }
+
+    int64_t units_;
+    int64_t inputs_;
+    int64_t groups_;
+    DeviceScratch codes_;
+    DeviceNoise scales_;
+};
+
+class MoeW4CudaCase {
+  public:
+    MoeW4CudaCase(const CudaCaseData& data, const MoeW4Spec& spec)
+        : spec_(spec),
+          random_(data.seed),
+          x_(data, spec.tokens * spec.hidden, {random_.next() & 0xFFFFFF, 1}),
+          y_(data, spec.tokens * spec.hidden, {random_.next() & 0xFFFFFF, 1}),
+          gate_up_(data, spec.experts * (spec.width / 32), spec.hidden, scales(spec.hidden)),
+          down_(data, spec.experts * (spec.hidden / kW4UnitRows), spec.width, scales(spec.width)) {
+        const Result<DeviceProps> device = open_device(0);
+        tessera::check(device.ok(), "no device");
+        sm_count_ = device->sm_count;
+        for (int set = 0; set < data.sets; ++set) {
+            weights_.push_back(moe_cuda_bind({.dtype = DType::kInt4,
+                                              .hidden = spec.hidden,
+                                              .experts = spec.experts,
+                                              .width = spec.width,
+                                              .gate_up = gate_up_.at(set),
+                                              .down = down_.at(set)}));
+            chosen_.push_back(
+                choose_experts({spec.tokens, spec.experts, spec.k, spec.padding, spec.hot}, random_));
+            d_chosen_.push_back(std::make_unique<DeviceArray<int32_t>>(data.budget, chosen_.back(), 1));
+        }
+        shares_.resize(static_cast<size_t>(spec.tokens * spec.k));
+        for (float& share : shares_) {
+            share = 0.3f + 0.2f * random_.uniform();
+        }
+        d_shares_ = std::make_unique<DeviceArray<float>>(data.budget, shares_, 1);
+        workspace_ = std::make_unique<DeviceScratch>(
+            data, moe_cuda_workspace_bytes(weights_[0].tensors, spec.tokens, spec.k), 1);
+    }
+
+    void launch(cudaStream_t stream, int set) {
+        moe_cuda(stream, {.weights = &weights_[static_cast<size_t>(set)],
+                          .x = x_.at(set),
+                          .tokens = spec_.tokens,
+                          .k = spec_.k,
+                          .chosen = d_chosen_[static_cast<size_t>(set)]->at(0),
+                          .expert_weights = d_shares_->at(0),
+                          .y = y_.at(set),
+                          .workspace = workspace_->at(0),
+                          .sm_count = sm_count_});
+    }
+
+    OpError check(cudaStream_t stream) {
+        workspace_->poison();
+        y_.refill();
+        launch(stream, 0);
+        cuda_check(cudaStreamSynchronize(stream));
+        std::vector<uint16_t> bits(static_cast<size_t>(spec_.tokens * spec_.hidden));
+        copy_blocking(bits.data(), y_.at(0), static_cast<int64_t>(bits.size() * 2));
+        const bool large = spec_.hidden * spec_.width > (1 << 20);
+        const std::vector<int64_t> columns = sampled_indices(spec_.hidden, large ? 64 : 4096, random_);
+        std::vector<float> got;
+        std::vector<float> want;
+        ThreadPool threads(reference_threads());
+        for (const int64_t t : sampled_indices(spec_.tokens, large ? 2 : 200, random_)) {
+            const std::vector<double> row = reference(t, columns, threads);
+            for (size_t i = 0; i < columns.size(); ++i) {
+                const int64_t at = t * spec_.hidden + columns[i];
+                got.push_back(bf16_to_f32(bits[static_cast<size_t>(at)]));
+                want.push_back(static_cast<float>(y_.value(at) + row[i]));
+            }
+        }
+        // As fp8's (moe_cuda_cases.h).
+        const double tolerance = std::max(0.05, 1.4 / std::sqrt(static_cast<double>(spec_.width)));
+        OpError error = compare_sums(got, want, tolerance, 0.0157);
+        error.mismatches += error.rms > 1.2e-2;
+        error += count_unwritten(widen_bf16(bits));
+        return error;
+    }
+
+    CudaCosts costs() const {
+        double experts = 0;
+        int64_t pairs = 0;
+        for (const std::vector<int32_t>& chosen : chosen_) {
+            const ExpertCounts counts = count_experts(chosen, spec_.experts);
+            experts += static_cast<double>(counts.experts);
+            pairs += counts.pairs;
+        }
+        const auto sets = static_cast<double>(chosen_.size());
+        const int64_t one =
+            w4_gate_up_bytes(spec_.hidden, spec_.width) + w4_down_bytes(spec_.hidden, spec_.width);
+        return {
+            .bytes = static_cast<int64_t>(experts / sets * static_cast<double>(one)) +
+                     6 * spec_.tokens * spec_.hidden,
+            .flops = static_cast<int64_t>(6 * static_cast<double>(pairs * spec_.width) / sets) * spec_.hidden,
+            .unit = CudaUnit::kFloat8};
+    }
+
+  private:
+    // Codes have a deviation of 4.6.
+    NoiseSpec scales(int64_t inputs) {
+        return {random_.next() & 0xFFFFFF, 0.22f / std::sqrt(static_cast<float>(inputs))};
+    }
+
+    std::vector<double> reference(int64_t t, const std::vector<int64_t>& columns, ThreadPool& threads) const {
+        std::vector<float> x(static_cast<size_t>(spec_.hidden));
+        for (int64_t h = 0; h < spec_.hidden; ++h) {
+            x[static_cast<size_t>(h)] = x_.value(t * spec_.hidden + h);
+        }
+        const std::vector<double> x8 = quantised(x);
+        std::vector<double> sum(columns.size());
+        for (int64_t i = 0; i < spec_.k; ++i) {
+            const auto at = static_cast<size_t>(t * spec_.k + i);
+            if (chosen_[0][at] < 0) {
+                continue;
+            }
+            const std::vector<double> out = expert(chosen_[0][at], x8, columns, threads);
+            for (size_t c = 0; c < sum.size(); ++c) {
+                sum[c] += static_cast<double>(shares_[at]) * out[c];
+            }
+        }
+        return sum;
+    }
+    static std::vector<double> quantised(const std::vector<float>& row) {
+        float largest = 0;
+        for (const float value : row) {
+            largest = std::max(largest, std::fabs(value));
+        }
+        const float scale = e4m3_row_scale(largest);
+        std::vector<double> out;
+        for (const float value : row) {
+            out.push_back(static_cast<double>(round_to_e4m3(value / scale)) * static_cast<double>(scale));
+        }
+        return out;
+    }
+    std::vector<double> expert(int64_t e, const std::vector<double>& x, const std::vector<int64_t>& columns,
+                               ThreadPool& threads) const {
+        std::vector<float> act(static_cast<size_t>(spec_.width));
+        threads.parallel_for(spec_.width, [&](int64_t f, int) {
+            const int64_t unit = e * (spec_.width / 32) + f / 32;
+            const double gate = gate_up_.dot(unit, w4_gate_row(f), x);
+            const double up = gate_up_.dot(unit, w4_gate_row(f) + 8, x);
+            act[static_cast<size_t>(f)] = rounded_bf16(static_cast<float>(gate / (1 + std::exp(-gate)) * up));
+        });
+        const std::vector<double> act8 = quantised(act);
+        std::vector<double> out(columns.size());
+        threads.parallel_for(static_cast<int64_t>(columns.size()), [&](int64_t i, int) {
+            const int64_t row = columns[static_cast<size_t>(i)];
+            out[static_cast<size_t>(i)] =
+                down_.dot(e * (spec_.hidden / kW4UnitRows) + row / kW4UnitRows, row % kW4UnitRows, act8);
+        });
+        return out;
+    }
+
+    MoeW4Spec spec_;
+    OpRandom random_;
+    DeviceNoise x_, y_;
+    W4Noise gate_up_, down_;
+    int sm_count_ = 0;
+    std::vector<MoeCudaWeights> weights_;
+    std::vector<std::vector<int32_t>> chosen_;
+    std::vector<float> shares_;
+    std::vector<std::unique_ptr<DeviceArray<int32_t>>> d_chosen_;
+    std::unique_ptr<DeviceArray<float>> d_shares_;
+    std::unique_ptr<DeviceScratch> workspace_;
+};
+
+inline CudaOpCase moe_w4_cuda_case(const MoeW4Spec& spec, bool bench) {
+    const double missed = std::pow(1 - static_cast<double>(spec.k) / static_cast<double>(spec.experts),
+                                   static_cast<double>(spec.tokens));
+    const double bytes =
+        (1 - missed) * static_cast<double>(spec.experts * spec.width * 3 * spec.hidden) * 0.516;
+    return {fmt::format("{}{}tokens={} hidden={} experts={} k={} width={}{}{}", spec.name,
+                        spec.name.empty() ? "" : " ", spec.tokens, spec.hidden, spec.experts, spec.k,
+                        spec.width, spec.padding ? " padding" : "", spec.hot ? " hot" : ""),
+            "int4", bench,
+            [=](const CudaCaseData& data) {
+                auto run = std::make_shared<MoeW4CudaCase>(data, spec);
+                const CudaCosts costs = run->costs();
+                return make_cuda_run(std::move(run), data.sets, costs);
+            },
+            static_cast<int64_t>(bytes)};
+}
+
+inline std::vector<CudaOpCase> moe_w4_cuda_cases() {
+    std::vector<CudaOpCase> cases;
+    for (const MoeW4Spec& spec :
+         {MoeW4Spec{"", 1, 256, 16, 4, 128}, MoeW4Spec{"", 7, 256, 16, 4, 128, true},
+          MoeW4Spec{"", 63, 384, 8, 2, 192}, MoeW4Spec{"", 65, 256, 4, 2, 320},
+          MoeW4Spec{"", 129, 640, 2, 1, 64, false, true}, MoeW4Spec{"", 200, 256, 3, 2, 128, true},
+          MoeW4Spec{"", 300, 256, 4, 2, 1536}}) {
+        cases.push_back(moe_w4_cuda_case(spec, false));
+    }
+    for (MoeW4Spec spec : {MoeW4Spec{.name = "whole"}, MoeW4Spec{.name = "TP8", .width = 192},
+                           MoeW4Spec{.name = "EP8", .experts = 24}}) {
+        for (const int64_t tokens : {1, 8, 16, 64, 128, 512, 1024, 4096}) {
+            spec.tokens = tokens;
+            cases.push_back(moe_w4_cuda_case(spec, true));
+        }
+    }
+    return cases;
+}
+
+}  // namespace tessera

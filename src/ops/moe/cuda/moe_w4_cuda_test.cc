@@ -1,0 +1,258 @@
+// Routed experts with int4 weights, packed as the engine packs them, beside a bfloat16 shared expert.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <gtest/gtest.h>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cuda/graph.h"
+#include "device/cuda/stream.h"
+#include "ops/common/cuda/device_testing.h"
+#include "ops/moe/cuda/moe_cuda.h"
+#include "ops/moe/w4_layout.h"
+
+namespace tessera {
+namespace {
+
+struct Shape {
+    int64_t tokens, hidden, experts, k, width, shared_width;
+};
+
+// [rows, inputs] of random codes, and scales of their groups.
+struct Int4Matrix {
+    Int4Matrix(std::mt19937& random, int64_t rows_count, int64_t inputs_count)
+        : rows(rows_count), inputs(inputs_count), groups((inputs + 127) / 128) {
+        std::uniform_int_distribution<int> code(-8, 7);
+        std::uniform_real_distribution<float> spread(0.5f, 1.5f);
+        for (int64_t i = 0; i < rows * inputs; ++i) {
+            values.push_back(code(random));
+        }
+        for (int64_t i = 0; i < rows * inputs; i += 2) {
+            const int low = values[static_cast<size_t>(i)] & 15;
+            const int high = values[static_cast<size_t>(i + 1)] & 15;
+            codes.push_back(static_cast<uint8_t>(low | high << 4));
+        }
+        for (int64_t i = 0; i < rows * groups; ++i) {
+            scales.push_back(f32_to_bf16(0.2f / std::sqrt(static_cast<float>(inputs)) * spread(random)));
+        }
+    }
+    // Sums of T: double, or float as a plain program has them.
+    template <typename T>
+    T dot(int64_t row, const std::vector<T>& x) const {
+        T sum = 0;
+        for (int64_t k = 0; k < inputs; ++k) {
+            const T weight = static_cast<T>(values[static_cast<size_t>(row * inputs + k)]) *
+                             static_cast<T>(bf16_to_f32(scales[static_cast<size_t>(row * groups + k / 128)]));
+            sum += x[static_cast<size_t>(k)] * weight;
+        }
+        return sum;
+    }
+    W4Source source() const { return {codes.data(), scales.data()}; }
+
+    int64_t rows, inputs, groups;
+    std::vector<int> values;
+    std::vector<uint8_t> codes;
+    std::vector<uint16_t> scales;
+};
+
+template <typename T>
+std::vector<T> quantised(const std::vector<float>& row) {
+    float largest = 0;
+    for (const float value : row) {
+        largest = std::max(largest, std::fabs(value));
+    }
+    const float scale = e4m3_row_scale(largest);
+    std::vector<T> out;
+    for (const float value : row) {
+        out.push_back(static_cast<T>(round_to_e4m3(value / scale)) * static_cast<T>(scale));
+    }
+    return out;
+}
+
+// What the operator says is rounded to bfloat16 is so in the plain program, too.
+template <typename T>
+T rounded(T value) {
+    return sizeof(T) == sizeof(float) ? static_cast<T>(to_bf16(static_cast<double>(value))) : value;
+}
+
+class Case {
+  public:
+    explicit Case(const Shape& shape)
+        : s_(shape), random_(static_cast<uint32_t>(shape.tokens + shape.width)) {
+        x_ = random_values(random_, s_.tokens * s_.hidden, 1, false);
+        y_ = random_values(random_, s_.tokens * s_.hidden, 1, false);
+        const float deviation = 1.0f / std::sqrt(static_cast<float>(s_.hidden));
+        shared_gate_up_ = random_values(random_, 2 * s_.shared_width * s_.hidden, deviation, false);
+        shared_down_ = random_values(random_, s_.hidden * s_.shared_width, deviation, false);
+        gate_up_units_.resize(static_cast<size_t>(s_.experts * w4_gate_up_bytes(s_.hidden, s_.width)));
+        down_units_.resize(static_cast<size_t>(s_.experts * w4_down_bytes(s_.hidden, s_.width)));
+        for (int64_t e = 0; e < s_.experts; ++e) {
+            gate_.emplace_back(random_, s_.width, s_.hidden);
+            up_.emplace_back(random_, s_.width, s_.hidden);
+            down_.emplace_back(random_, s_.hidden, s_.width);
+            pack(e);
+        }
+        std::uniform_real_distribution<float> uniform(0, 1);
+        for (int64_t t = 0; t < s_.tokens; ++t) {
+            std::vector<int32_t> ids(static_cast<size_t>(s_.experts));
+            std::iota(ids.begin(), ids.end(), 0);
+            std::shuffle(ids.begin(), ids.end(), random_);
+            ids.resize(static_cast<size_t>(s_.k));
+            std::sort(ids.begin(), ids.end());
+            for (const int32_t id : ids) {
+                chosen_.push_back(t % 5 == 4 ? -1 : id);
+                weights_.push_back(uniform(random_));
+            }
+        }
+    }
+
+    // T = double: the layer with its inputs' roundings. T = float: the straightforward implementation.
+    template <typename T>
+    std::vector<T> reference() const {
+        std::vector<T> want;
+        for (int64_t t = 0; t < s_.tokens; ++t) {
+            std::vector<T> sum(static_cast<size_t>(s_.hidden));
+            const auto begin = x_.values.begin() + t * s_.hidden;
+            const std::vector<float> x(begin, begin + s_.hidden);
+            for (int64_t i = 0; i < s_.k; ++i) {
+                const auto at = static_cast<size_t>(t * s_.k + i);
+                if (chosen_[at] >= 0) {
+                    add_expert(chosen_[at], quantised<T>(x), static_cast<T>(weights_[at]), sum);
+                }
+            }
+            const std::vector<T> shared = shared_out<T>({x.begin(), x.end()});
+            for (int64_t h = 0; h < s_.hidden; ++h) {
+                const auto at = static_cast<size_t>(h);
+                const T both = rounded(rounded(sum[at]) + rounded(shared[at]));
+                want.push_back(rounded(y_.values[static_cast<size_t>(t * s_.hidden + h)] + both));
+            }
+        }
+        return want;
+    }
+
+    std::vector<float> run(int64_t tokens, bool graph) const {
+        DeviceArena arena;
+        Stream stream;
+        const MoeCudaWeights weights = moe_cuda_bind({.dtype = DType::kInt4,
+                                                      .shared_dtype = DType::kBFloat16,
+                                                      .hidden = s_.hidden,
+                                                      .experts = s_.experts,
+                                                      .width = s_.width,
+                                                      .shared_width = s_.shared_width,
+                                                      .gate_up = arena.upload(gate_up_units_),
+                                                      .down = arena.upload(down_units_),
+                                                      .shared_gate_up = arena.upload(shared_gate_up_.bf16),
+                                                      .shared_down = arena.upload(shared_down_.bf16)});
+        uint16_t* y = arena.upload(y_.bf16);
+        const MoeCudaArgs args{.weights = &weights,
+                               .x = arena.upload(x_.bf16),
+                               .tokens = tokens,
+                               .k = s_.k,
+                               .chosen = arena.upload(chosen_),
+                               .expert_weights = arena.upload(weights_),
+                               .y = y,
+                               .workspace = arena.poisoned<std::byte>(
+                                   moe_cuda_workspace_bytes(weights.tensors, s_.tokens, s_.k)),
+                               .sm_count = 132};
+        cuda_check(cudaDeviceSynchronize());
+        if (graph) {
+            Graph::capture(stream.get(), [&] { moe_cuda(stream.get(), args); }).launch(stream.get());
+        } else {
+            moe_cuda(stream.get(), args);
+        }
+        stream.synchronize();
+        return bf16_values(DeviceArena::download(y, tokens * s_.hidden));
+    }
+
+  private:
+    void pack(int64_t e) {
+        uint8_t* to = gate_up_units_.data() + e * w4_gate_up_bytes(s_.hidden, s_.width);
+        const auto at = static_cast<size_t>(e);
+        for (int64_t first = 0; first < s_.width; first += 32) {
+            w4_pack_unit({.weight = gate_[at].source(),
+                          .up = up_[at].source(),
+                          .first = first,
+                          .inputs = s_.hidden,
+                          .to = to + first / 32 * w4_unit_bytes(s_.hidden)});
+        }
+        to = down_units_.data() + e * w4_down_bytes(s_.hidden, s_.width);
+        for (int64_t first = 0; first < s_.hidden; first += 64) {
+            w4_pack_unit({.weight = down_[at].source(),
+                          .first = first,
+                          .inputs = s_.width,
+                          .to = to + first / 64 * w4_unit_bytes(s_.width)});
+        }
+    }
+    template <typename T>
+    void add_expert(int32_t e, const std::vector<T>& x, T share, std::vector<T>& sum) const {
+        const auto at = static_cast<size_t>(e);
+        std::vector<float> act;
+        for (int64_t f = 0; f < s_.width; ++f) {
+            const T gate = gate_[at].dot(f, x);
+            act.push_back(to_bf16(static_cast<double>(gate / (1 + std::exp(-gate)) * up_[at].dot(f, x))));
+        }
+        const std::vector<T> act8 = quantised<T>(act);
+        for (int64_t h = 0; h < s_.hidden; ++h) {
+            sum[static_cast<size_t>(h)] += share * rounded(down_[at].dot(h, act8));
+        }
+    }
+    template <typename T>
+    std::vector<T> shared_out(const std::vector<T>& x) const {
+        const auto dot = [](const TestValues& weight, int64_t row, const std::vector<T>& in) {
+            T sum = 0;
+            for (size_t i = 0; i < in.size(); ++i) {
+                sum += in[i] * static_cast<T>(weight.values[static_cast<size_t>(row) * in.size() + i]);
+            }
+            return sum;
+        };
+        std::vector<T> act;
+        for (int64_t f = 0; f < s_.shared_width; ++f) {
+            const T gate = dot(shared_gate_up_, f, x);
+            const T up = dot(shared_gate_up_, s_.shared_width + f, x);
+            act.push_back(static_cast<T>(to_bf16(static_cast<double>(gate / (1 + std::exp(-gate)) * up))));
+        }
+        std::vector<T> out(static_cast<size_t>(s_.hidden));
+        for (int64_t h = 0; s_.shared_width > 0 && h < s_.hidden; ++h) {
+            out[static_cast<size_t>(h)] = dot(shared_down_, h, act);
+        }
+        return out;
+    }
+
+    Shape s_;
+    std::mt19937 random_;
+    TestValues x_, y_, shared_gate_up_, shared_down_;
+    std::vector<Int4Matrix> gate_, up_, down_;
+    std::vector<uint8_t> gate_up_units_, down_units_;
+    std::vector<int32_t> chosen_;
+    std::vector<float> weights_;
+};
+
+TEST(MoeW4Cuda, agrees_with_loops_in_double) {
+    for (const Shape& shape : {Shape{1, 256, 8, 4, 128, 128}, Shape{7, 384, 4, 2, 192, 0},
+                               Shape{100, 128, 4, 2, 64, 64}, Shape{130, 256, 2, 1, 320, 0}}) {
+        const Case test_case(shape);
+        const std::vector<double> want = test_case.reference<double>();
+        const double error = relative_error(test_case.run(shape.tokens, false), want);
+        const double plain = relative_error(test_case.reference<float>(), want);
+        std::printf("moe int4 T%d H%d E%d F%d+%d: relative error %.2e, of plain loops %.2e\n",
+                    static_cast<int>(shape.tokens), static_cast<int>(shape.hidden),
+                    static_cast<int>(shape.experts), static_cast<int>(shape.width),
+                    static_cast<int>(shape.shared_width), error, plain);
+        EXPECT_LT(error, 1.1 * plain);
+    }
+}
+
+TEST(MoeW4Cuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
+    const Case test_case({400, 256, 4, 2, 128, 128});
+    const std::vector<float> all = test_case.run(400, false);
+    for (const int64_t tokens : {1, 17, 20, 50, 140, 300}) {
+        const std::vector<float> some = test_case.run(tokens, true);
+        EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << tokens;
+    }
+}
+
+}  // namespace
+}  // namespace tessera
