@@ -4,19 +4,24 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <span>
+#include <thread>
 
 #include "device/cuda/blocking_copy.h"
 #include "device/cuda/cuda_check.h"
+#include "model/cuda/int4_experts.h"
 #include "model/cuda/random_fill.h"
 #include "model/cuda/random_weights.h"
 #include "ops/common/half.h"
+#include "ops/moe/w4_layout.h"
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kAlign = 256;
+constexpr int kThreadsMax = 32;
 
 enum class Group : uint8_t { kEmbedding, kAttention, kMlp, kExperts, kSmall };
 constexpr std::array<std::string_view, 5> kGroupNames = {
@@ -49,6 +54,14 @@ class Uploader {
     explicit Uploader(const UploadOptions& options) : options_(options) {}
 
     const UploadOptions& options() const { return options_; }
+    // Made when they are first wanted.
+    ThreadPool& threads() {
+        if (threads_ == nullptr) {
+            const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+            threads_ = std::make_unique<ThreadPool>(std::clamp(cores, 1, kThreadsMax));
+        }
+        return *threads_;
+    }
 
     Status allocate(MemoryBudget& budget) {
         for (size_t group = 0; group < sizes_.size(); ++group) {
@@ -152,6 +165,14 @@ class Uploader {
             draw(to, linear.weight, dtype, random_deviation(dtype, linear.weight.cols));
             return to + n * dtype_size(dtype);
         }
+        if (linear.int4) {
+            if (to == nullptr) {
+                return nullptr;
+            }
+            int4_to_bf16(linear, converted_);
+            copy(to, converted_.data(), 2 * n);
+            return to + 2 * n;
+        }
         if (as_fp8) {
             copy(to, linear.weight.data, n);
             return to == nullptr ? nullptr : to + n;
@@ -196,6 +217,7 @@ class Uploader {
     std::array<int64_t, kGroupNames.size()> sizes_{};
     std::vector<DeviceBuffer> memory_;
     std::vector<uint16_t> converted_;
+    std::unique_ptr<ThreadPool> threads_;
     uint64_t drawn_ = 0;
 };
 
@@ -209,9 +231,10 @@ float gate_up_input(const MlpWeights& mlp) {
 
 // The shared expert's or the dense layer's part of `t`.
 void bind_shared(const MlpWeights& mlp, Uploader& up, MoeCudaTensors& t) {
-    const bool as_fp8 = t.dtype == DType::kFloat8E4M3;
+    const DType dtype = t.dtype == DType::kInt4 ? t.shared_dtype : t.dtype;
+    const bool as_fp8 = dtype == DType::kFloat8E4M3;
     t.shared_width = mlp.gate.weight.rows;
-    const int64_t elements = t.shared_width * t.hidden * dtype_size(t.dtype);
+    const int64_t elements = t.shared_width * t.hidden * dtype_size(dtype);
     std::byte* place = up.take(Group::kMlp, 2 * elements);
     t.shared_gate_up = place;
     up.fill(up.fill(place, mlp.gate, as_fp8), mlp.up, as_fp8);
@@ -257,7 +280,30 @@ void bind_experts(const std::vector<MlpWeights>& experts, Uploader& up, MoeCudaT
     }
 }
 
-// The experts of a layer share one dtype: e4m3 when all of them can have it.
+void bind_int4_experts(const std::vector<MlpWeights>& experts, Uploader& up, MoeCudaTensors& t) {
+    t.experts = static_cast<int64_t>(experts.size());
+    t.width = experts.front().gate.weight.rows;
+    const int64_t gate_up_bytes = w4_gate_up_bytes(t.hidden, t.width);
+    const int64_t down_bytes = w4_down_bytes(t.hidden, t.width);
+    std::byte* gate_up = up.take(Group::kExperts, t.experts * gate_up_bytes);
+    std::byte* down = up.take(Group::kExperts, t.experts * down_bytes);
+    t.gate_up = gate_up;
+    t.down = down;
+    if (gate_up == nullptr) {
+        return;
+    }
+    PackedInt4Expert packed;
+    for (const MlpWeights& expert : experts) {
+        pack_int4_expert(expert, up.threads(), packed);
+        up.copy(gate_up, packed.gate_up.data(), gate_up_bytes);
+        up.copy(down, packed.down.data(), down_bytes);
+        gate_up += gate_up_bytes;
+        down += down_bytes;
+    }
+}
+
+// The experts of a layer share one dtype: int4 or e4m3 when all of them can have it. The shared expert has
+// its own beside int4.
 MoeCudaTensors bind_mlp(const ModelConfig& config, const LayerWeights& weights, Uploader& up) {
     MoeCudaTensors t;
     t.hidden = config.hidden_size;
@@ -268,9 +314,19 @@ MoeCudaTensors bind_mlp(const ModelConfig& config, const LayerWeights& weights, 
     }
     const MoeWeights& moe = *weights.moe;
     const bool shared = config.num_shared_experts > 0;
-    const bool as_fp8 = (!shared || all_fp8(up, moe.shared)) &&
-                        std::all_of(moe.experts.begin(), moe.experts.end(),
-                                    [&](const MlpWeights& expert) { return all_fp8(up, expert); });
+    const bool shared_fp8 = !shared || all_fp8(up, moe.shared);
+    if (!up.options().weight_only && int4_experts_fit(moe.experts)) {
+        t.dtype = DType::kInt4;
+        t.shared_dtype = shared && shared_fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
+        bind_int4_experts(moe.experts, up, t);
+        if (shared) {
+            bind_shared(moe.shared, up, t);
+        }
+        return t;
+    }
+    const bool as_fp8 =
+        shared_fp8 && std::all_of(moe.experts.begin(), moe.experts.end(),
+                                  [&](const MlpWeights& expert) { return all_fp8(up, expert); });
     t.dtype = as_fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
     bind_experts(moe.experts, up, t);
     if (shared) {
