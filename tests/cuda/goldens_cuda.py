@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The CUDA backend against the reference outputs in tests/golden/data: score, generate, eval and serve on a device; and
-with --fp8 an FP8 copy, made here by `tessera quantize`, against the bfloat16 model's task sets.
+with --fp8 an FP8 and a W4A8 copy, made here by `tessera quantize`, against the bfloat16 model's task sets.
 
 Needs a build of the preset cuda, a device, and NumPy. Exit status 1 when a limit is exceeded.
 """
@@ -173,19 +173,21 @@ def check_eval(tessera, sets, checks, expected=None):
     return rows
 
 
-def check_fp8(arguments, cases, own, checks):
-    """The official FP8 form with bfloat16 and with e4m3 pages, beside the engine's own bfloat16 answers."""
-    with tempfile.TemporaryDirectory() as folder:
-        model = pathlib.Path(folder) / "fp8"
-        call = [arguments.binary, "quantize", arguments.model, model, "--scheme", "fp8", "--calibration", arguments.calibration]
-        subprocess.run(call, check=True, stderr=subprocess.DEVNULL)
-        for pages in ("bfloat16", "fp8"):
-            print(f"FP8 weights, {pages} pages", flush=True)
-            tessera = Tessera(arguments.binary, model, pages)
-            check_last_positions(tessera, cases, checks, False)
-            check_mtp(tessera, cases, checks, False)
-            check_eval(tessera, list(own), checks, own)
-            check_serve(tessera, checks)
+def check_quantised(arguments, cases, own, checks):
+    """FP8 with bfloat16 and with e4m3 pages, and int4 experts, beside the engine's own bfloat16 answers."""
+    schemes = {"fp8": (["--calibration", arguments.calibration], ("bfloat16", "fp8")), "w4a8": ([], ("bfloat16",))}
+    for scheme, (flags, all_pages) in schemes.items():
+        with tempfile.TemporaryDirectory() as folder:
+            model = pathlib.Path(folder) / scheme
+            call = [arguments.binary, "quantize", arguments.model, model, "--scheme", scheme, *flags]
+            subprocess.run(call, check=True, stderr=subprocess.DEVNULL)
+            for pages in all_pages:
+                print(f"{scheme} weights, {pages} pages", flush=True)
+                tessera = Tessera(arguments.binary, model, pages)
+                check_last_positions(tessera, cases, checks, False)
+                check_mtp(tessera, cases, checks, False)
+                check_eval(tessera, list(own), checks, own)
+                check_serve(tessera, checks)
 
 
 def check_serve(tessera, checks):
@@ -216,7 +218,7 @@ def main():
     parser.add_argument("--model", default=str(ROOT / "models" / "demo"))
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--report-only", action="store_true", help="state the KL without a limit (FP8)")
-    parser.add_argument("--fp8", action="store_true", help="then quantise the model and check the copy")
+    parser.add_argument("--fp8", action="store_true", help="then quantise the model and check the copies")
     parser.add_argument("--calibration", default=str(ROOT / "models" / "demo" / "calibration.jsonl"))
     parser.add_argument("--recall", action="store_true", help="also the recall sets and the case of 30,718 tokens")
     arguments = parser.parse_args()
@@ -233,7 +235,7 @@ def main():
     own = check_eval(tessera, SHORT_SETS + (RECALL_SETS if arguments.recall else []), checks)
     check_serve(tessera, checks)
     if arguments.fp8:
-        check_fp8(arguments, cases, own, checks)
+        check_quantised(arguments, cases, own, checks)
     return 1 if checks.failed else 0
 
 

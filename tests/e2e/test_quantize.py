@@ -1,4 +1,4 @@
-"""`tessera quantize`: the folder that it makes is the official FP8 release's format, and answers as the original does."""
+"""`tessera quantize`: the folders that it makes are what they say, and answer as the original does."""
 
 import json
 import os
@@ -117,6 +117,53 @@ def test_answers_stay_within_two(quantised):
         assert done.returncode == 0, done.stderr
         exact.append([json.loads(line)["exact"] for line in done.stdout.splitlines()])
     assert all(abs(a - b) <= ANSWERS_MAX for a, b in zip(*exact, strict=True)), exact
+
+
+@pytest.fixture(scope="module")
+def w4a8(tmp_path_factory):
+    out = tmp_path_factory.mktemp("quantised") / "w4a8"
+    done = tessera("quantize", DEMO, out, "--scheme", "w4a8")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_w4a8_packs_the_routed_experts_and_nothing_else(w4a8):
+    types = {}
+    for path in w4a8.glob("*.safetensors"):
+        types |= {name: (e["dtype"], e["shape"]) for name, e in read_header(path)[0].items() if name != "__metadata__"}
+    expert = "model.layers.1.mlp.experts.3."
+    assert types[expert + "gate_proj.weight_packed"] == ("I32", [128, 32])
+    assert types[expert + "down_proj.weight_packed"] == ("I32", [256, 16])
+    assert types[expert + "gate_proj.weight_scale"] == ("BF16", [128, 2])
+    assert types[expert + "gate_proj.weight_shape"] == ("I64", [2])
+    packed = {name for name in types if name.endswith(".weight_packed")}
+    assert len(packed) == 6 * 16 * 3 and all(".mlp.experts." in name for name in packed)
+    original = set()
+    for path in DEMO.glob("*.safetensors"):
+        original |= set(read_header(path)[0])
+    others = {name for name in types if ".mlp.experts." not in name}
+    assert others == {name for name in original if ".mlp.experts." not in name and name != "__metadata__"}
+    config = json.loads((w4a8 / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "compressed-tensors"
+
+
+def test_w4a8_answers_stay_within_two(w4a8):
+    sets = [DATA / f"eval_{name}.jsonl" for name in ("arith", "facts", "json", "list", "tools")]
+    exact = []
+    for model in (DEMO, w4a8):
+        done = tessera("eval", model, *sets, "--limit", CASES, "--json")
+        assert done.returncode == 0, done.stderr
+        exact.append([json.loads(line)["exact"] for line in done.stdout.splitlines()])
+    assert all(abs(a - b) <= ANSWERS_MAX for a, b in zip(*exact, strict=True)), exact
+
+
+def test_w4a8_needs_no_calibration_and_fp8_does(tmp_path, w4a8):
+    file = tmp_path / "samples.jsonl"
+    file.write_text('{"text": "a"}\n')
+    assert tessera("quantize", DEMO, tmp_path / "out", "--scheme", "fp8").returncode == 2
+    assert tessera("quantize", DEMO, tmp_path / "out", "--scheme", "w4a8", "--calibration", file).returncode == 2
+    done = tessera("quantize", w4a8, tmp_path / "out", "--scheme", "w4a8")
+    assert done.returncode == 1 and "quantised already" in done.stderr
 
 
 def test_the_three_forms_of_a_sample_are_the_same(tmp_path):
