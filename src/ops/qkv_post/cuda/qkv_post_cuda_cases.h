@@ -7,6 +7,7 @@
 
 #include "ops/cuda/cuda_case.h"
 #include "ops/qkv_post/cuda/qkv_post_cuda.h"
+#include "ops/qkv_post/cuda/qkv_post_cuda_reference.h"
 
 namespace tessera {
 
@@ -87,7 +88,7 @@ class QkvPostCudaCase {
                                .q_out_stride = spec_.q_heads * spec_.head_dim,
                                .q_norm = spec_.norm ? norms : nullptr,
                                .k_norm = spec_.norm ? norms + spec_.head_dim : nullptr,
-                               .eps = 1e-5f,
+                               .eps = kEps,
                                .rope = d_rope_->at(0),
                                .positions = d_positions_->at(0),
                                .slot_shift = spec_.slot_shift,
@@ -115,38 +116,32 @@ class QkvPostCudaCase {
         d_q_scale_->poison();
         d_pages_->poison();
         launch(stream, 0);
-        std::vector<float> q(static_cast<size_t>(spec_.tokens * spec_.q_heads * spec_.head_dim), NAN);
-        std::vector<float> pages(static_cast<size_t>((3 * max_pages_ + 1) * page_elements_), NAN);
-        std::vector<float> k_scales(static_cast<size_t>((3 * max_pages_ + 1) * spec_.kv_heads * 64), NAN);
-        reference(q, pages, k_scales);
-        // The norm's two roundings and the rotation's, each of which may fall the other way; e4m3 steps are
-        // 1/8.
-        OpError error =
-            spec_.q_scales ? check_q8(q) : compare_close(widen_bf16(d_q_->download()), q, 0.03, 0.0079);
+        const int64_t page_count = 3 * max_pages_ + 1;
+        Expected want{OutputRange(spec_.tokens * spec_.q_heads * spec_.head_dim),
+                      OutputRange(spec_.tokens * spec_.q_heads), OutputRange(page_count * page_elements_),
+                      OutputRange(page_count * spec_.kv_heads * 64)};
+        reference(want);
+        OpError error = compare_range(
+            spec_.q_scales ? widen_e4m3(d_q8_->download()) : widen_bf16(d_q_->download()), want.q);
+        if (spec_.q_scales) {
+            error += compare_range(d_q_scale_->download(), want.q_scales);
+        }
         std::vector<float> got = device_pages();
         if (spec_.k_scales) {
-            error += compare_close(take_scales(got), k_scales, 0, 0.02);
+            error += compare_range(take_scales(got), want.k_scales);
         }
-        error += compare_close(got, pages, spec_.fp8 ? 0.3 : 0.03, spec_.fp8 ? 0.126 : 0.0079);
+        error += compare_range(got, want.pages);
         return error;
     }
 
   private:
     static constexpr float kKScale = 0.05f;
     static constexpr float kVScale = 0.02f;
+    static constexpr float kEps = 1e-5f;
 
     int64_t element() const { return spec_.fp8 ? 1 : 2; }
     int64_t scales_place() const { return (4 * block_ + 64) * element(); }
 
-    // Dequantised; half a step of e4m3 is 1/16 of the value.
-    OpError check_q8(const std::vector<float>& q) const {
-        std::vector<float> got = widen_e4m3(d_q8_->download());
-        const std::vector<float> scales = d_q_scale_->download();
-        for (size_t i = 0; i < got.size(); ++i) {
-            got[i] *= scales[i / static_cast<size_t>(spec_.head_dim)];
-        }
-        return compare_close(got, q, 0.04, 0.07);
-    }
     // The K scales out of the pages' bytes, which become NaN.
     std::vector<float> take_scales(std::vector<float>& pages) const {
         const std::vector<uint8_t> bytes = d_pages_->download();
@@ -172,91 +167,65 @@ class QkvPostCudaCase {
         const int64_t d = spec_.head_dim;
         return widen_bf16({qkv_.data() + token * width_ + head * d, static_cast<size_t>(d)});
     }
-    void apply_norm(std::vector<float>& x, const uint16_t* norm) const {
-        double squares = 0;
-        for (const float value : x) {
-            squares += static_cast<double>(value) * value;
-        }
-        const float scale =
-            static_cast<float>(1 / std::sqrt(squares / static_cast<double>(spec_.head_dim) + 1e-5));
-        for (size_t i = 0; spec_.norm && i < x.size(); ++i) {
-            x[i] = rounded_bf16(rounded_bf16(x[i] * scale) * bf16_to_f32(norm[i]));
-        }
-    }
-    static void multiply_hadamard(std::vector<float>& x) {
-        std::vector<double> sum(x.begin(), x.end());
-        for (size_t bit = 1; bit < x.size(); bit *= 2) {
-            for (size_t i = 0; i < x.size(); ++i) {
-                if ((i & bit) == 0) {
-                    const double a = sum[i];
-                    sum[i] = a + sum[i + bit];
-                    sum[i + bit] = a - sum[i + bit];
-                }
+    // A q or k head as it is before quantisation.
+    HeadRange finished(int64_t token, int64_t head_index) const {
+        const auto dim = static_cast<size_t>(spec_.head_dim);
+        HeadRange x = exact_head(head(token, head_index));
+        const auto norm = [&] {
+            if (spec_.norm) {
+                const size_t first = head_index < spec_.q_heads ? 0 : dim;
+                range_norm(x, widen_bf16({norms_.data() + first, dim}), static_cast<double>(kEps));
             }
-        }
-        for (size_t i = 0; i < x.size(); ++i) {
-            x[i] = rounded_bf16(static_cast<float>(sum[i] / std::sqrt(static_cast<double>(x.size()))));
-        }
-    }
-    // A q or k head as it is stored.
-    void finish(std::vector<float>& x, const uint16_t* norm, int32_t position) const {
+        };
         if (!spec_.norm_after_rope) {
-            apply_norm(x, norm);
+            norm();
         }
-        rotate(x, position);
+        range_rotate(x, {rope_.data() + positions_[static_cast<size_t>(token)] * spec_.head_dim, dim});
         if (spec_.norm_after_rope) {
-            apply_norm(x, norm);
+            norm();
         }
         if (spec_.hadamard) {
-            multiply_hadamard(x);
+            range_hadamard(x);
         }
+        return x;
     }
-    void rotate(std::vector<float>& x, int32_t position) const {
-        const size_t half = x.size() / 2;
-        const float* rope = rope_.data() + position * spec_.head_dim;
-        for (size_t i = 0; i < half; ++i) {
-            const float a = x[i];
-            const float b = x[i + half];
-            x[i] = rounded_bf16(a * rope[i] - b * rope[half + i]);
-            x[i + half] = rounded_bf16(b * rope[i] + a * rope[half + i]);
-        }
-    }
-    void reference(std::vector<float>& q, std::vector<float>& pages, std::vector<float>& k_scales) const {
-        const int64_t d = spec_.head_dim;
+    struct Expected {
+        OutputRange q, q_scales, pages, k_scales;
+    };
+    void reference(Expected& want) const {
         for (int64_t t = 0; t < spec_.tokens; ++t) {
-            const int32_t position = positions_[static_cast<size_t>(t)];
-            if (position < 0) {
+            if (positions_[static_cast<size_t>(t)] < 0) {
                 continue;
             }
-            for (int64_t h = 0; h < spec_.q_heads + spec_.kv_heads; ++h) {
-                std::vector<float> x = head(t, h);
-                finish(x, norms_.data() + (h < spec_.q_heads ? 0 : d), position);
-                if (h < spec_.q_heads) {
-                    std::copy(x.begin(), x.end(), q.begin() + (t * spec_.q_heads + h) * d);
-                    continue;
+            for (int64_t h = 0; h < spec_.q_heads; ++h) {
+                const HeadRange x = finished(t, h);
+                const ValueRange scale = range_scale(x);
+                if (spec_.q_scales) {
+                    want.q_scales.set(t * spec_.q_heads + h, scale);
                 }
-                float scale = kKScale;
-                const int64_t kv_head = h - spec_.q_heads;
+                store(x, want.q, (t * spec_.q_heads + h) * spec_.head_dim, spec_.q_scales, scale);
+            }
+            for (int64_t h = 0; h < spec_.kv_heads; ++h) {
+                const HeadRange x = finished(t, spec_.q_heads + h);
+                ValueRange scale{kKScale, kKScale};
                 if (spec_.k_scales) {
-                    scale = 0;
-                    for (const float value : x) {
-                        scale = std::fmax(scale, std::fabs(value) / 448);
-                    }
-                    k_scales[static_cast<size_t>(page(t) * spec_.kv_heads + kv_head) * 64 + slot(t)] = scale;
+                    scale = range_scale(x);
+                    want.k_scales.set((page(t) * spec_.kv_heads + h) * 64 + slot(t), scale);
                 }
-                store(x, pages.begin() + place(t, 2, kv_head), scale);
-                store(head(t, h + spec_.kv_heads), pages.begin() + place(t, 3, kv_head),
-                      spec_.v_scales ? v_scales_[static_cast<size_t>(kv_head)] : kVScale);
+                store(x, want.pages, place(t, 2, h), spec_.fp8, scale);
+                const float v_scale = spec_.v_scales ? v_scales_[static_cast<size_t>(h)] : kVScale;
+                store(exact_head(head(t, spec_.q_heads + spec_.kv_heads + h)), want.pages, place(t, 3, h),
+                      spec_.fp8, {v_scale, v_scale});
             }
         }
     }
-    void store(const std::vector<float>& x, std::vector<float>::iterator to, float scale) const {
-        for (const float value : x) {
-            *to++ = spec_.fp8 ? round_to_e4m3(value / scale) : value;
+    static void store(const HeadRange& x, OutputRange& to, int64_t first, bool fp8, const ValueRange& scale) {
+        for (const ValueRange& value : x) {
+            to.set(first++, fp8 ? range_e4m3(value, scale) : value);
         }
     }
-    size_t slot(int64_t token) const {
-        return static_cast<size_t>(positions_[static_cast<size_t>(token)] + spec_.slot_shift) % 64;
+    int64_t slot(int64_t token) const {
+        return (positions_[static_cast<size_t>(token)] + spec_.slot_shift) % 64;
     }
     int64_t page(int64_t token) const {
         const int64_t slot = positions_[static_cast<size_t>(token)] + spec_.slot_shift;
@@ -264,8 +233,7 @@ class QkvPostCudaCase {
     }
     // Element of the pages: block 2 is the layer's K, 3 its V.
     int64_t place(int64_t token, int64_t block, int64_t kv_head) const {
-        return page(token) * page_elements_ + block * block_ +
-               (kv_head * 64 + static_cast<int64_t>(slot(token))) * spec_.head_dim;
+        return page(token) * page_elements_ + block * block_ + (kv_head * 64 + slot(token)) * spec_.head_dim;
     }
 
     QkvPostCudaSpec spec_;
