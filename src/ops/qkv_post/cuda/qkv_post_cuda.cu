@@ -1,74 +1,63 @@
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/dependent_launch.cuh"
-#include "ops/qkv_post/cuda/qkv_post_head.cuh"
+#include "ops/qkv_post/cuda/qkv_post_many.cuh"
 
 namespace tessera {
 namespace cuda {
 namespace {
 
-constexpr int kFewTokens = 2048;
-
 // Roofline: reads q, k and v and writes as much: 3 to 4 bytes an element against about 20 operations, so
-// bandwidth. Lanes neighbouring lanes make one head; a block makes kPostThreads / Lanes * Heads heads of one
-// token, all of whose loads are under way at once.
-template <int Lanes, int Heads, bool Options>
-__global__ void __launch_bounds__(kPostThreads, Heads == 1 && !Options ? 6 : 4)
+// bandwidth. Few tokens: as many blocks as possible share the latency of one. Lanes neighbouring lanes make
+// one head; a block makes kPostThreads / Lanes heads of one token.
+template <int Lanes, bool Options>
+__global__ void __launch_bounds__(kPostThreads, Options ? 4 : 6)
     qkv_post_kernel(const __grid_constant__ PostArgs args) {
     constexpr int kHeadDim = 8 * Lanes;
     const int lane = static_cast<int>(threadIdx.x) % Lanes;
     const int q_heads = static_cast<int>(args.q_heads);
     const int kv_heads = static_cast<int>(args.kv_heads);
-    const int first = first_head<Lanes, Heads>();
-    PostNorms norms;
-    if (args.q_norm != nullptr && (Heads > 1 || first < q_heads)) {
-        norms.q = load_head<Lanes>(args.q_norm, lane);
-    }
-    if (args.k_norm != nullptr && (Heads > 1 || first >= q_heads)) {
-        norms.k = load_head<Lanes>(args.k_norm, lane);
+    const int head = static_cast<int>(blockIdx.y * kPostThreads + threadIdx.x) / Lanes;
+    RawHead norm{};
+    const __nv_bfloat16* weights = head < q_heads ? args.q_norm : args.k_norm;
+    if (weights != nullptr) {
+        norm = load_head<Lanes>(weights, lane);
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int64_t index = blockIdx.x;
     const int32_t position = args.positions[index];
-    RawHead raw[Heads];
-#pragma unroll
-    for (int i = 0; i < Heads; ++i) {
-        const int head = first + i * kPostThreads / Lanes;
-        const __nv_bfloat16* from =
-            head < q_heads ? args.q + index * args.q_stride + head * kHeadDim
-                           : (head < q_heads + kv_heads
-                                  ? args.k + index * args.kv_stride + (head - q_heads) * kHeadDim
-                                  : args.v + index * args.kv_stride + (head - q_heads - kv_heads) * kHeadDim);
-        raw[i] = head < q_heads + 2 * kv_heads ? load_head<Lanes>(from, lane) : RawHead{};
-    }
+    const __nv_bfloat16* from =
+        head < q_heads ? args.q + index * args.q_stride + head * kHeadDim
+                       : (head < q_heads + kv_heads
+                              ? args.k + index * args.kv_stride + (head - q_heads) * kHeadDim
+                              : args.v + index * args.kv_stride + (head - q_heads - kv_heads) * kHeadDim);
+    const RawHead raw = head < q_heads + 2 * kv_heads ? load_head<Lanes>(from, lane) : RawHead{};
     if (position < 0) {
         return;
     }
-    const Head angles = load_angles<Lanes>(args.rope + position * static_cast<int64_t>(kHeadDim), lane);
-    make_heads<Lanes, Heads, Options>(args, find_token(args, index, position), angles, norms, raw);
+    make_head<Lanes, Options>(args, find_token<Lanes>(args, index, position), head, norm, raw);
 }
 
-template <int Lanes, int Heads, bool Options>
-void launch(cudaStream_t stream, const PostArgs& args) {
-    constexpr int kHeads = kPostThreads / Lanes * Heads;
+template <int Lanes, bool Options>
+void launch_few(cudaStream_t stream, const PostArgs& args) {
+    constexpr int kHeads = kPostThreads / Lanes;
     const dim3 grid(static_cast<unsigned>(args.tokens),
                     static_cast<unsigned>((args.q_heads + 2 * args.kv_heads + kHeads - 1) / kHeads));
-    cuda_check(
-        launch_dependent({grid, kPostThreads, 0, stream}, qkv_post_kernel<Lanes, Heads, Options>, args));
+    cuda_check(launch_dependent({grid, kPostThreads, 0, stream}, qkv_post_kernel<Lanes, Options>, args));
 }
 
-// Few tokens: as many blocks as possible share the latency of one. Many: a token's angles and its place are
-// found once for most of its heads; the options take too many registers for that.
 template <int Lanes>
-void launch_heads(cudaStream_t stream, const PostArgs& args, bool options) {
-    const int64_t each = (args.q_heads + 2 * args.kv_heads) / (kPostThreads / Lanes);
+void launch(cudaStream_t stream, const PostArgs& args) {
+    const bool options = args.v_head_scale != nullptr || args.k_scale_offset >= 0 || args.norm_after_rope ||
+                         args.hadamard || args.q8 != nullptr;
+    if (launch_many<Lanes / 2>(stream, args)) {
+        return;
+    }
     if (options) {
-        launch<Lanes, 1, true>(stream, args);
-    } else if (args.tokens <= kFewTokens || each <= 1) {
-        launch<Lanes, 1, false>(stream, args);
+        launch_few<Lanes, true>(stream, args);
     } else {
-        launch<Lanes, 5, false>(stream, args);
+        launch_few<Lanes, false>(stream, args);
     }
 }
 
@@ -87,15 +76,13 @@ void qkv_post_cuda(cudaStream_t stream, const QkvPostCudaArgs& args) {
     if (args.tokens == 0) {
         return;
     }
-    const bool options = args.v_head_scale != nullptr || args.k_scale_offset >= 0 || args.norm_after_rope ||
-                         args.hadamard || args.q8 != nullptr;
     const cuda::PostArgs post{args, 1 / args.k_scale, 1 / args.v_scale};
     if (args.head_dim == 64) {
-        cuda::launch_heads<8>(stream, post, options);
+        cuda::launch<8>(stream, post);
     } else if (args.head_dim == 128) {
-        cuda::launch_heads<16>(stream, post, options);
+        cuda::launch<16>(stream, post);
     } else {
-        cuda::launch_heads<32>(stream, post, options);
+        cuda::launch<32>(stream, post);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
+#include <numeric>
 
 #include "ops/cuda/cuda_case.h"
 #include "ops/qkv_post/cuda/qkv_post_cuda.h"
@@ -44,13 +45,17 @@ class QkvPostCudaCase {
             positions_.push_back(t == 1 ? -1 : static_cast<int32_t>(t / 3 + 63));
             sequences_.push_back(static_cast<int32_t>(t % 3));
         }
-        for (int64_t p = 0; p < 3 * max_pages_; ++p) {  // pages in no order
-            table_.push_back(static_cast<int32_t>((p * 7 + 3) % (3 * max_pages_ + 1)));
+        const int64_t page_count = 3 * max_pages_ + 1;
+        int64_t step = 7;
+        while (std::gcd(step, page_count) != 1) {
+            ++step;
+        }
+        for (int64_t p = 0; p < page_count - 1; ++p) {  // pages in no order, each once
+            table_.push_back(static_cast<int32_t>((p * step + 3) % page_count));
         }
         for (int64_t h = 0; h < spec.kv_heads; ++h) {
             v_scales_.push_back(0.01f * static_cast<float>(h + 2));
         }
-        const int64_t page_count = 3 * max_pages_ + 1;
         d_qkv_ = std::make_unique<DeviceArray<uint16_t>>(data.budget, qkv_, data.sets);
         d_q_ = std::make_unique<DeviceArray<uint16_t>>(
             data.budget,
@@ -282,6 +287,11 @@ inline std::vector<CudaOpCase> qkv_post_cuda_cases() {
         add({65, 5, 2, 128, fp8, true, 0, true}, false);
         add({66, 5, 2, 128, fp8, true, 0, false, true, true}, false);
         add({300, 33, 3, 128, fp8, true, 0, true, true, true}, false);
+        // Many tokens: a thread makes the same head of several.
+        add({1300, 12, 4, 128, fp8, false, 1}, false);
+        add({1300, 9, 3, 128, fp8, true, 0, false, true, true}, false);
+        add({1700, 7, 1, 256, fp8}, false);
+        add({2500, 5, 2, 64, fp8}, false);
         for (const int64_t tokens : {64, 2048, 4096}) {
             add({tokens, 64, 8, 128, fp8}, true);
         }
@@ -292,6 +302,8 @@ inline std::vector<CudaOpCase> qkv_post_cuda_cases() {
     }
     add({65, 9, 3, 128, true, true, 0, false, false, false, true, true}, false);
     add({270, 6, 2, 64, true, true, 1, true, false, true, true, true}, false);
+    add({1301, 9, 2, 128, true, true, 1, false, false, true, true, true}, false);
+    add({1301, 9, 2, 128, true, true, 1, false, true, true, true, true}, false);
     for (const int64_t tokens : {64, 2048}) {
         add({tokens, 64, 8, 128, true, true, 0, false, false, true}, true);
         add({tokens, 64, 8, 128, true, true, 0, false, true, true, true, true}, true);

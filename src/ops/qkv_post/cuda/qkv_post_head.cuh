@@ -130,12 +130,16 @@ struct Token {
     int64_t index = 0;
     int slot = 0;  // in its page
     std::byte* page = nullptr;
+    Head angles{};
 };
 
+template <int Lanes>
 __device__ __forceinline__ Token find_token(const PostArgs& args, int64_t index, int32_t position) {
     const int32_t place = position + args.slot_shift;
     const int32_t page = args.page_table[args.sequences[index] * args.page_table_stride + place / kPageSlots];
-    return {index, place % kPageSlots, args.pages + page * args.page_stride};
+    return {index, place % kPageSlots, args.pages + page * args.page_stride,
+            load_angles<Lanes>(args.rope + position * static_cast<int64_t>(8 * Lanes),
+                               static_cast<int>(threadIdx.x) % Lanes)};
 }
 
 // A finished head.
@@ -195,68 +199,49 @@ __device__ __forceinline__ void store_q(const PostArgs& args, const Token& token
     store_head<Lanes>(result.value, args.q_out + token.index * args.q_out_stride + place, lane);
 }
 
-// A thread's first head, from q's first to v's last, of those that its block makes of a token; the next ones
-// come kPostThreads / Lanes further on each.
-template <int Lanes, int Heads>
-__device__ __forceinline__ int first_head() {
-    return static_cast<int>(blockIdx.y * (kPostThreads * Heads) + threadIdx.x) / Lanes;
-}
-
-// A lane's part of the norms' weights.
-struct PostNorms {
-    RawHead q{};
-    RawHead k{};
-};
-
-// All lanes of the warp take part; those of heads beyond the last store nothing.
-template <int Lanes, int Heads, bool Options>
-__device__ __forceinline__ void make_heads(const PostArgs& args, const Token& token, const Head& angles,
-                                           const PostNorms& norms, const RawHead (&raw)[Heads]) {
+// Heads are counted from q's first to v's last. All lanes of the warp take part; those of heads beyond the
+// last store nothing.
+template <int Lanes, bool Options>
+__device__ __forceinline__ void make_head(const PostArgs& args, const Token& token, int head,
+                                          const RawHead& norm, const RawHead& raw) {
     const int lane = static_cast<int>(threadIdx.x) % Lanes;
     const int q_heads = static_cast<int>(args.q_heads);
     const int kv_heads = static_cast<int>(args.kv_heads);
-    const int first = first_head<Lanes, Heads>();
-#pragma unroll
-    for (int i = 0; i < Heads; ++i) {
-        const int head = first + i * (kPostThreads / Lanes);
-        const bool is_q = head < q_heads;
-        const bool is_v = head >= q_heads + kv_heads;
-        const bool has_norm = !is_v && (is_q ? args.q_norm : args.k_norm) != nullptr;
-        const bool late_norm = Options && args.norm_after_rope;
-        Head value;
-        unpack_bf16x8(raw[i], value.v);
-        if (late_norm) {
-            rotate(value, angles);
-            unpack_bf16x8(pack_bf16x8(value.v), value.v);
+    const bool is_q = head < q_heads;
+    const bool is_v = head >= q_heads + kv_heads;
+    const bool has_norm = !is_v && (is_q ? args.q_norm : args.k_norm) != nullptr;
+    const bool late_norm = Options && args.norm_after_rope;
+    Head value;
+    unpack_bf16x8(raw, value.v);
+    if (late_norm) {
+        rotate(value, token.angles);
+        unpack_bf16x8(pack_bf16x8(value.v), value.v);
+    }
+    const float scale = inverse_norm<Lanes>(value, args.eps);
+    if (has_norm) {
+        apply_norm(value, scale, norm);
+    }
+    if (!late_norm) {
+        rotate(value, token.angles);
+    }
+    Stored stored{pack_bf16x8(value.v), is_q ? head : head - q_heads - (is_v ? kv_heads : 0), is_v};
+    if constexpr (Options) {
+        if (args.hadamard) {
+            unpack_bf16x8(stored.value, value.v);
+            hadamard<Lanes>(value, lane);
+            stored.value = pack_bf16x8(value.v);
         }
-        const float scale = inverse_norm<Lanes>(value, args.eps);
-        if (has_norm) {
-            apply_norm(value, scale,
-                       {is_q ? norms.q.x : norms.k.x, is_q ? norms.q.y : norms.k.y,
-                        is_q ? norms.q.z : norms.k.z, is_q ? norms.q.w : norms.k.w});
-        }
-        if (!late_norm) {
-            rotate(value, angles);
-        }
-        Stored stored{pack_bf16x8(value.v), is_q ? head : head - q_heads - (is_v ? kv_heads : 0), is_v};
-        if constexpr (Options) {
-            if (args.hadamard) {
-                unpack_bf16x8(stored.value, value.v);
-                hadamard<Lanes>(value, lane);
-                stored.value = pack_bf16x8(value.v);
-            }
-        }
-        if (is_v) {
-            stored.value = raw[i];
-        }
-        if constexpr (Options) {
-            stored.scale = head_scale<Lanes>(stored.value);
-        }
-        if (is_q) {
-            store_q<Lanes, Options>(args, token, stored, lane);
-        } else if (head < q_heads + 2 * kv_heads) {
-            store_kv<Lanes, Options>(args, token, stored, lane);
-        }
+    }
+    if (is_v) {
+        stored.value = raw;
+    }
+    if constexpr (Options) {
+        stored.scale = head_scale<Lanes>(stored.value);
+    }
+    if (is_q) {
+        store_q<Lanes, Options>(args, token, stored, lane);
+    } else if (head < q_heads + 2 * kv_heads) {
+        store_kv<Lanes, Options>(args, token, stored, lane);
     }
 }
 
