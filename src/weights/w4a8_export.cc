@@ -1,6 +1,7 @@
 #include "weights/w4a8_export.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
@@ -130,17 +131,20 @@ class W4a8Sink : public TensorSink {
     std::vector<OutputTensor> tensors_;
 };
 
-Status check_finite(const LoadedModel& model) {
-    std::vector<float> values;
+Status check_finite(const LoadedModel& model, ThreadPool& pool) {
+    std::vector<std::vector<float>> rows(static_cast<size_t>(pool.size()));
     const auto check_linear = [&](const LinearWeights& linear, const std::string& module) -> Status {
-        for (int64_t row = 0; row < linear.weight.rows; ++row) {
+        std::atomic<bool> finite = true;
+        pool.parallel_for(linear.weight.rows, [&](int64_t row, int thread) {
+            std::vector<float>& values = rows[static_cast<size_t>(thread)];
             widen_row(linear.weight, row, values);
             if (!std::ranges::all_of(values, [](float v) { return std::isfinite(v); })) {
-                return invalid_argument(
-                    fmt::format("{}.weight: row {} holds a value that is not finite", module, row));
+                finite = false;
             }
-        }
-        return {};
+        });
+        return finite ? Status()
+                      : invalid_argument(fmt::format(
+                            "{}.weight: holds a value that is not finite; every weight must be", module));
     };
     const auto check_layer = [&](const LayerWeights& layer, size_t index) -> Status {
         for (size_t e = 0; layer.moe && e < layer.moe->experts.size(); ++e) {
@@ -193,7 +197,7 @@ Status export_w4a8(const LoadedModel& model, const W4a8Export& options, const st
                    ThreadPool& pool) {
     const std::string target = without_trailing_slash(folder);
     Status status = check_w4a8_export(model, target);
-    status = status.ok() ? check_finite(model) : status;
+    status = status.ok() ? check_finite(model, pool) : status;
     if (!status.ok()) {
         return status;
     }

@@ -362,6 +362,20 @@ TEST(W4a8, what_is_wrong_is_named) {
                 HasSubstr("unexpected"));
 }
 
+TEST(W4a8, a_weight_that_is_not_finite_is_named) {
+    TestTensors tensors = float_tensors();
+    const uint16_t infinity = 0x7F80;
+    std::memcpy(tensors["model.layers.2.mlp.experts.1.up_proj.weight"].bytes.data() + 600, &infinity, 2);
+    const TempFolder folder;
+    const Result<LoadedModel> model = load(folder, "", tensors);
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    const TempFolder parent;
+    ThreadPool pool(2);
+    EXPECT_THAT(export_w4a8(*model, {}, parent.file("out"), pool).message(),
+                HasSubstr("model.layers.2.mlp.experts.1.up_proj.weight"));
+    EXPECT_TRUE(std::filesystem::is_empty(parent.path()));
+}
+
 TEST(W4a8, sizes_that_groups_do_not_fit_are_refused) {
     const TempFolder folder;
     folder.write("config.json", testing::tiny_config());

@@ -22,8 +22,7 @@ template <int Blocks, int TileMax, int Stages>
 struct ExpertsW4Shape {
     static constexpr int kBlocks = Blocks;
     static constexpr int kTileMax = TileMax;
-    static constexpr int kTileMin = TileMax > 96 ? 96 : 16;
-    static constexpr int kScalesKept = (TileMax + 127) / 128;  // of rows, by a thread
+    static constexpr int kTileMin = 16;
     static constexpr int kStages = Stages;
     static constexpr int kWeightRows = 128 * Blocks;
     static constexpr int kOutputs = kWeightRows / 2;
@@ -33,15 +32,16 @@ struct ExpertsW4Shape {
     static constexpr int kWeightsOffset = TileMax * kSwizzleRowBytes;
     static constexpr int kUnitBytes = static_cast<int>(kW4GroupBytes);
     static constexpr int kStageBytes = (kWeightsOffset + 2 * Blocks * kUnitBytes + 1023) / 1024 * 1024;
-    static constexpr int kSlots = 3;
+    static constexpr int kSlots = TileMax == 16 ? 6 : 3;
     static constexpr int kBarriers = Stages * kStageBytes;
     static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
     static constexpr bool kRowScales = true;
     static constexpr int kSlotBytes = 32 + TileMax * 8;
-    // For each consumer: the rows' scales, whether it is an item's last, and 64 rows of results.
+    // For each consumer: the rows' scales, whether it is an item's last, and with two blocks 64 rows of
+    // results.
     static constexpr int kScaleBytes = TileMax * 4 + 16;
     static constexpr int kResults = (kScaleBytes + 127) / 128 * 128;
-    static constexpr int kEndBytes = kResults + 64 * kSwizzleRowBytes;
+    static constexpr int kEndBytes = kResults + (Blocks > 1 ? 64 * kSwizzleRowBytes : 0);
     static constexpr int kEnds = ((kTiles + 15) / 16 * 16 + kSlots * kSlotBytes + 127) / 128 * 128;
     static constexpr int kBytes = kEnds + 2 * kEndBytes;
     static_assert(kBytes <= 232448);
@@ -182,15 +182,9 @@ __device__ __forceinline__ void w4_release(ExpertsRing<Stages>& ring) {
     ring.advance();
 }
 
-// A row's scale for the end of the tile.
-__device__ __forceinline__ void w4_keep_scale(uint32_t to, int row, float scale) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + row * 4), "f"(scale * kW4Unit) : "memory");
-}
-
 struct W4Rows {
-    bool copied = false;            // they came by cp.async
-    const float* scales = nullptr;  // null: known already
-    int rows = 0;
+    bool copied = false;           // they came by cp.async
+    const float* scale = nullptr;  // of this thread's row; null: known already, or no row
 };
 
 // The groups of a tile, one after another, as one consumer sees them: a product is under way while the next
@@ -200,31 +194,14 @@ struct W4Tile {
     ExpertsConsumer<Shape>& me;
     ExpertsRing<Shape::kStages> done;  // the oldest stage in use
     const bool copied;                 // the rows came by cp.async
-    float scales[Shape::kScalesKept];  // of rows thread and thread + 128
 
-    // The first stage is there when this returns, and with it, in the second phase, the rows' scales.
-    __device__ __forceinline__ W4Tile(ExpertsConsumer<Shape>& consumer, const W4Rows& rows)
+    // The first stage is there when this returns, and with it, in the second phase, the scale of this
+    // thread's row.
+    __device__ __forceinline__ W4Tile(ExpertsConsumer<Shape>& consumer, const W4Rows& rows, float& scale)
         : me(consumer), done(consumer.ring), copied(rows.copied) {
         acquire();
-#pragma unroll
-        for (int i = 0; i < Shape::kScalesKept; ++i) {
-            const int row = static_cast<int>(threadIdx.x % 128) + 128 * i;
-            if (rows.scales != nullptr && row < rows.rows) {
-                asm volatile("ld.global.cg.f32 %0, [%1];"
-                             : "=f"(scales[i])
-                             : "l"(rows.scales + row)
-                             : "memory");
-            }
-        }
-    }
-    // Shared memory for the scales of the second phase.
-    __device__ __forceinline__ void keep_scales(const W4Rows& rows, uint32_t to) const {
-#pragma unroll
-        for (int i = 0; i < Shape::kScalesKept; ++i) {
-            const int row = static_cast<int>(threadIdx.x % 128) + 128 * i;
-            if (rows.scales != nullptr && row < rows.rows) {
-                w4_keep_scale(to, row, scales[i]);
-            }
+        if (rows.scale != nullptr) {
+            asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(scale) : "l"(rows.scale) : "memory");
         }
     }
 
@@ -241,35 +218,57 @@ struct W4Tile {
         return w4_convert(w4_load(stage() + Shape::kWeightsOffset +
                                   (me.index * Shape::kBlocks + block) * Shape::kUnitBytes));
     }
+    // Starts the product of a block; returns its scales.
+    __device__ __forceinline__ uint32_t start(float (&part)[N / 2], int block) const {
+        const W4Weights converted = weights(block);
+        w4_issue<N>(part, converted, mma_descriptor(stage()));
+        return converted.scales;
+    }
 };
 
-// One block, one set of partial sums: many rows.
+// One block: two sets of partial sums take turns.
 template <typename Shape, int N>
-__device__ __forceinline__ void w4_multiply_wide(float (&sums)[N / 2], ExpertsConsumer<Shape>& me, int steps,
-                                                 const W4Rows& rows_from, uint32_t scales) {
-    W4Tile<Shape, N> tile(me, rows_from);
-    tile.keep_scales(rows_from, scales);
-    float part[N / 2];
-    W4Weights weights = tile.weights(0);
-    for (int step = 0; step < steps; ++step) {
-        w4_issue<N>(part, weights, mma_descriptor(tile.stage()));
-        const uint32_t group_scales = weights.scales;
+__device__ __forceinline__ void w4_multiply_narrow(float (&sums)[N / 2], ExpertsConsumer<Shape>& me,
+                                                   int steps, const W4Rows& rows_from, float& scale) {
+    W4Tile<Shape, N> tile(me, rows_from, scale);
+    float even[N / 2];
+    float odd[N / 2];
+    const auto start = [&](float(&part)[N / 2]) {
+        const uint32_t scales = tile.start(part, 0);
         me.ring.advance();
-        if (step + 1 < steps) {
-            tile.acquire();
-            weights = tile.weights(0);
+        return scales;
+    };
+    uint32_t even_scales = start(even);
+    for (int step = 1;; step += 2) {
+        if (step >= steps) {
+            mma_wait<0>();
+            w4_promote<N>(sums, even, even_scales);
+            break;
         }
-        mma_wait<0>();
-        w4_promote<N>(sums, part, group_scales);
+        tile.acquire();
+        const uint32_t odd_scales = start(odd);
+        mma_wait<1>();
+        w4_promote<N>(sums, even, even_scales);
+        w4_release(tile.done);
+        if (step + 1 >= steps) {
+            mma_wait<0>();
+            w4_promote<N>(sums, odd, odd_scales);
+            break;
+        }
+        tile.acquire();
+        even_scales = start(even);
+        mma_wait<1>();
+        w4_promote<N>(sums, odd, odd_scales);
         w4_release(tile.done);
     }
+    w4_release(tile.done);
 }
 
 // Two blocks: one set of partial sums, as the registers allow.
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], ExpertsConsumer<Shape>& me,
-                                                  int steps, const W4Rows& rows_from, uint32_t scales) {
-    W4Tile<Shape, N> tile(me, rows_from);
+                                                  int steps, const W4Rows& rows_from, float& scale) {
+    W4Tile<Shape, N> tile(me, rows_from, scale);
     float part[N / 2];
     W4Weights first = tile.weights(0);
     for (int step = 0; step < steps; ++step) {
@@ -288,14 +287,13 @@ __device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], Exper
         w4_promote<N>(sums[1], part, second.scales);
         w4_release(tile.done);
     }
-    tile.keep_scales(rows_from, scales);
 }
 
 // sums = weights x rows over all inputs, but for 2^-8 and the rows' scales.
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_multiply_tile(float (&sums)[Shape::kBlocks][N / 2],
                                                  ExpertsConsumer<Shape>& me, int steps, const W4Rows& rows,
-                                                 uint32_t scales) {
+                                                 float& scale) {
 #pragma unroll
     for (int block = 0; block < Shape::kBlocks; ++block) {
 #pragma unroll
@@ -303,10 +301,10 @@ __device__ __forceinline__ void w4_multiply_tile(float (&sums)[Shape::kBlocks][N
             sums[block][i] = 0;
         }
     }
-    if constexpr (Shape::kBlocks > 1) {
-        w4_multiply_broad<Shape, N>(sums, me, steps, rows, scales);
+    if constexpr (Shape::kBlocks == 1) {
+        w4_multiply_narrow<Shape, N>(sums[0], me, steps, rows, scale);
     } else {
-        w4_multiply_wide<Shape, N>(sums[0], me, steps, rows, scales);
+        w4_multiply_broad<Shape, N>(sums, me, steps, rows, scale);
     }
 }
 
@@ -335,15 +333,14 @@ struct W4End {
     int barrier = 0;
 };
 
-// [64 rows, 8 * Pieces columns] bfloat16 from shared memory (swizzled rows of 128 bytes) to `out`.
-template <int Pieces>
+// [64 rows, 64 columns] bfloat16 from shared memory (swizzled rows of 128 bytes) to `out`.
 __device__ __forceinline__ void w4_copy_rows(const ExpertsTarget& to, int first) {
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int column = to.column + thread % 8 * 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = 16 * i + thread / 8;
-        if (first + row < to.rows && column < to.columns && thread % 8 < Pieces) {
+        if (first + row < to.rows && column < to.columns) {
             *reinterpret_cast<uint4*>(to.out + (first + row) * to.stride + column * 2) =
                 load_shared_16(to.buffer + swizzle_128(row, thread % 8));
         }
@@ -355,27 +352,66 @@ __device__ __forceinline__ void w4_store_act(const float (&sums)[Shape::kBlocks]
                                              const ExpertsTarget& to, const W4End& end) {
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int lane = thread % 32;
+    if constexpr (Shape::kBlocks == 1) {
+        const int column = to.column + thread / 32 * 8 + lane / 4;
 #pragma unroll
-    for (int chunk = 0; chunk < N; chunk += 64) {
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 scales = w4_row_scales(end.scales, j);
 #pragma unroll
-        for (int j = chunk / 8; j < min(chunk + 64, N) / 8; j += 2) {
-#pragma unroll
-            for (int block = 0; block < Shape::kBlocks; ++block) {
-                uint32_t matrices[2];
-#pragma unroll
-                for (int m = 0; m < 2; ++m) {
-                    const float2 scales = w4_row_scales(end.scales, j + m);
-                    const float* sum = sums[block] + 4 * (j + m);
-                    matrices[m] = pack_bf16(swiglu(sum[0] * scales.x, sum[2] * scales.x),
-                                            swiglu(sum[1] * scales.y, sum[3] * scales.y));
+            for (int i = 0; i < 2; ++i) {
+                const float scale = i == 0 ? scales.x : scales.y;
+                const int row = 8 * j + lane % 4 * 2 + i;
+                const float h = swiglu(sums[0][4 * j + i] * scale, sums[0][4 * j + 2 + i] * scale);
+                if (row < to.rows && column < to.columns) {
+                    *reinterpret_cast<__nv_bfloat16*>(to.out + row * to.stride + column * 2) =
+                        __float2bfloat16_rn(h);
                 }
-                store_transposed(to.buffer + swizzle_128(8 * j - chunk + lane % 16, block * 4 + thread / 32),
-                                 matrices);
             }
         }
-        group_barrier(end.barrier, 128);
-        w4_copy_rows<4 * Shape::kBlocks>(to, chunk);
-        group_barrier(end.barrier, 128);
+    } else {
+#pragma unroll
+        for (int chunk = 0; chunk < N; chunk += 64) {
+#pragma unroll
+            for (int j = chunk / 8; j < min(chunk + 64, N) / 8; j += 2) {
+#pragma unroll
+                for (int block = 0; block < 2; ++block) {
+                    uint32_t matrices[2];
+#pragma unroll
+                    for (int m = 0; m < 2; ++m) {
+                        const float2 scales = w4_row_scales(end.scales, j + m);
+                        const float* sum = sums[block] + 4 * (j + m);
+                        matrices[m] = pack_bf16(swiglu(sum[0] * scales.x, sum[2] * scales.x),
+                                                swiglu(sum[1] * scales.y, sum[3] * scales.y));
+                    }
+                    store_transposed(
+                        to.buffer + swizzle_128(8 * j - chunk + lane % 16, block * 4 + thread / 32),
+                        matrices);
+                }
+            }
+            group_barrier(end.barrier, 128);
+            w4_copy_rows(to, chunk);
+            group_barrier(end.barrier, 128);
+        }
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void w4_store_out_narrow(const float (&sums)[N / 2], const ExpertsTarget& to,
+                                                    const W4End& end) {
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int column = to.column + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+        const float2 scales = w4_row_scales(end.scales, j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = 8 * j + thread % 4 * 2 + i % 2;
+            const int here = column + i / 2 * 8;
+            if (row < to.rows && here < to.columns) {
+                *reinterpret_cast<__nv_bfloat16*>(to.out + row * to.stride + here * 2) =
+                    __float2bfloat16_rn(sums[4 * j + i] * (i % 2 == 0 ? scales.x : scales.y));
+            }
+        }
     }
 }
 
@@ -399,7 +435,7 @@ __device__ __forceinline__ void w4_store_out(const float (&sums)[N / 2], const E
                              matrices);
         }
         group_barrier(end.barrier, 128);
-        w4_copy_rows<8>(to, chunk);
+        w4_copy_rows(to, chunk);
         group_barrier(end.barrier, 128);
     }
 }
@@ -447,7 +483,7 @@ __device__ __forceinline__ void w4_finish_act(const ExpertsW4Args& args, const E
 
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const ExpertsTile& tile,
-                                                ExpertsConsumer<Shape>& me, const W4End& end) {
+                                                ExpertsConsumer<Shape>& me, const W4End& end, float scale) {
     const W4Side side = w4_side(args, tile.phase);
     const int steps = (side.inputs + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
     const int unit = (tile.tile * 2 + me.index) * Shape::kBlocks;
@@ -455,12 +491,17 @@ __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const
         w4_pass(me, steps);
         return;
     }
+    const int thread = static_cast<int>(threadIdx.x % 128);
     float sums[Shape::kBlocks][N / 2];
+    const bool fetch = tile.phase == 1 && thread < tile.rows;
     w4_multiply_tile<Shape, N>(sums, me, steps,
                                {.copied = tile.phase == 0 && !args.experts.x_sorted,
-                                .scales = tile.phase == 0 ? nullptr : args.act_scale + tile.row,
-                                .rows = tile.rows},
-                               end.scales);
+                                .scale = fetch ? args.act_scale + tile.row + thread : nullptr},
+                               scale);
+    if (thread < N) {
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(end.scales + thread * 4), "f"(scale * kW4Unit)
+                     : "memory");
+    }
     group_barrier(end.barrier, 128);
     const int64_t stride = 2 * static_cast<int64_t>(tile.phase == 0 ? side.units * 32 : args.experts.hidden);
     ExpertsTarget to{.out = (tile.phase == 0 ? reinterpret_cast<uint8_t*>(args.act_bf16)
@@ -474,6 +515,8 @@ __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const
                      .barrier = end.barrier};
     if (tile.phase == 0) {
         w4_store_act<Shape, N>(sums, to, end);
+    } else if constexpr (Shape::kBlocks == 1) {
+        w4_store_out_narrow<N>(sums[0], to, end);
     } else {
 #pragma unroll
         for (int block = 0; block < Shape::kBlocks; ++block) {
@@ -486,14 +529,14 @@ __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const
 
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_consume_width(const ExpertsW4Args& args, const ExpertsTile& tile,
-                                                 ExpertsConsumer<Shape>& me, const W4End& end) {
+                                                 ExpertsConsumer<Shape>& me, const W4End& end, float scale) {
     if constexpr (N < Shape::kTileMax) {
         if (tile.columns > N) {
-            w4_consume_width<Shape, N + 16>(args, tile, me, end);
+            w4_consume_width<Shape, N + 16>(args, tile, me, end, scale);
             return;
         }
     }
-    w4_consume_tile<Shape, N>(args, tile, me, end);
+    w4_consume_tile<Shape, N>(args, tile, me, end, scale);
 }
 
 template <typename Shape>
@@ -508,15 +551,15 @@ __device__ __forceinline__ void w4_consume(const ExpertsW4Args& args, const Expe
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
     for (;;) {
         const ExpertsTile tile = acquire_tile(memory, tiles);
-        for (int row = static_cast<int>(threadIdx.x % 128); tile.phase == 0 && row < tile.rows; row += 128) {
-            w4_keep_scale(scales, row, memory.row_scales(tiles.stage)[row]);
-        }
+        const int thread = static_cast<int>(threadIdx.x % 128);
+        const bool known = tile.phase == 0 && thread < tile.rows;
+        const float scale = known ? memory.row_scales(tiles.stage)[thread] : 0;
         release_tile(tiles);
         tiles.advance();
         if (tile.phase < 0) {
             return;
         }
-        w4_consume_width<Shape, Shape::kTileMin>(args, tile, me, end);
+        w4_consume_width<Shape, Shape::kTileMin>(args, tile, me, end, scale);
         if (tile.phase == 0) {
             w4_finish_act<Shape>(args, tile, end);
         }
