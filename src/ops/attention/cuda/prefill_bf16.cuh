@@ -104,7 +104,8 @@ struct Bf16Consumer : ConsumerBase<false> {
         }
     }
 
-    // Scores to weights. totals: of this lane's, of each half.
+    // Scores to weights. totals: of this lane's, of each half, as the product takes them, rounded: where one
+    // slot outweighs all others, its rounding then cancels.
     __device__ __forceinline__ void exponentiate(const float (&scores)[64], uint32_t (&packed)[8][4],
                                                  float (&totals)[2]) const {
         float parts[2][2];
@@ -114,8 +115,10 @@ struct Bf16Consumer : ConsumerBase<false> {
             const float a = exp2_fast(fmaf(scores[2 * i], by, -zero[half]));
             const float b = exp2_fast(fmaf(scores[2 * i + 1], by, -zero[half]));
             float& part = parts[half][i / 2 % 2];
-            part = i < 4 ? a + b : part + (a + b);
-            packed[i / 4][i % 4] = pack_bf16(a, b);
+            const uint32_t both = pack_bf16(a, b);
+            const float rounded = low_bf16(both) + high_bf16(both);
+            part = i < 4 ? rounded : part + rounded;
+            packed[i / 4][i % 4] = both;
         }
         totals[0] = parts[0][0] + parts[0][1];
         totals[1] = parts[1][0] + parts[1][1];

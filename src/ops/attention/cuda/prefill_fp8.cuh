@@ -180,7 +180,8 @@ struct Fp8Consumer : ConsumerBase<true> {
         return most + kGrowth / scale;
     }
 
-    // Scores to weights, in the order in which turn_page() puts the slots.
+    // Scores to weights, in the order in which turn_page() puts the slots. Added up as the product takes
+    // them, rounded: where one slot outweighs all others, its rounding then cancels.
     __device__ __forceinline__ void soften(const uint32_t (&scores)[32], uint32_t (&packed)[4][4]) {
         uint32_t totals[2][2];
         wait_turn();
@@ -190,9 +191,12 @@ struct Fp8Consumer : ConsumerBase<true> {
             const int at = i / 2 * 4 + half;
             const uint32_t a = half2_exp2(half2_fma(scores[at], by[half], offset[half]));
             const uint32_t b = half2_exp2(half2_fma(scores[at + 2], by[half], offset[half]));
-            totals[half][0] = i < 2 ? a : half2_add(totals[half][0], a);
-            totals[half][1] = i < 2 ? b : half2_add(totals[half][1], b);
-            packed[i / 4][i % 4] = pack_e4m3x4(a, b);
+            const uint32_t four = pack_e4m3x4(a, b);
+            const uint32_t low = half2_from_e4m3(four);
+            const uint32_t high = half2_from_e4m3(four >> 16);
+            totals[half][0] = i < 2 ? low : half2_add(totals[half][0], low);
+            totals[half][1] = i < 2 ? high : half2_add(totals[half][1], high);
+            packed[i / 4][i % 4] = four;
         }
         const uint32_t both[2] = {half2_add(totals[0][0], totals[0][1]),
                                   half2_add(totals[1][0], totals[1][1])};

@@ -65,4 +65,13 @@ __device__ __forceinline__ uint32_t pack_e4m3x4(uint32_t a, uint32_t b) {
     return packed;
 }
 
+// The two e4m3 in the low half.
+__device__ __forceinline__ uint32_t half2_from_e4m3(uint32_t packed) {
+    uint32_t values;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.rn.f16x2.e4m3x2 %0, l;\n}"
+        : "=r"(values)
+        : "r"(packed));
+    return values;
+}
+
 }  // namespace tessera::cuda
