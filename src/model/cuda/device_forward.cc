@@ -330,7 +330,8 @@ void DeviceForward::qkv_post(cudaStream_t stream, const DeviceBatch& batch, cons
                            .v_offset = format_.v_offset(kv_layer),
                            .kv_dtype = format_.kv_dtype,
                            .k_scale = layer.k_scale,
-                           .v_scale = layer.v_scale});
+                           .v_scale = layer.v_scale,
+                           .batch_invariant = options_.deterministic});
 }
 
 void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,

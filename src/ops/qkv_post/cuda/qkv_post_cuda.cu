@@ -51,7 +51,7 @@ template <int Lanes>
 void launch(cudaStream_t stream, const PostArgs& args) {
     const bool options = args.v_head_scale != nullptr || args.k_scale_offset >= 0 || args.norm_after_rope ||
                          args.hadamard || args.q8 != nullptr;
-    if (launch_many<Lanes / 2>(stream, args)) {
+    if (!args.batch_invariant && launch_many<Lanes / 2>(stream, args)) {
         return;
     }
     if (options) {

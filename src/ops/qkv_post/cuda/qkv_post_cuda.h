@@ -60,6 +60,9 @@ struct QkvPostCudaArgs {
     uint8_t* q8 = nullptr;      // [tokens, q_heads * head_dim] e4m3, in place of q_out; may be null
     int64_t q8_stride = 0;      // a multiple of 4
     float* q8_scale = nullptr;  // [tokens, q_heads]
+    // A token's bits do not depend on the number of tokens; otherwise many of them are added up in another
+    // order.
+    bool batch_invariant = false;
 };
 
 void qkv_post_cuda(cudaStream_t stream, const QkvPostCudaArgs& args);
