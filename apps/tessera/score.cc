@@ -1,5 +1,6 @@
 // tessera score: log-probabilities of given token ids, position by position.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fmt/format.h>
 
@@ -68,6 +69,11 @@ class Line {
 
     void visit(int32_t position, std::span<const float> logits, std::span<const float> mtp) {
         const char* separator = position == 0 ? "" : ",";
+        const auto sum = log_sum_exp(logits);
+        if (std::isnan(sum)) {
+            nan_position_ = nan_position_ < 0 ? position : nan_position_;
+            return;
+        }
         const std::vector<TokenLogprob> top = top_logprobs(logits, arguments_.top);
         top_ids_ += separator;
         append_ids(top_ids_, top);
@@ -76,13 +82,16 @@ class Line {
         const auto next = static_cast<size_t>(position) + 1;
         if (next < ids_.size()) {
             const float logit = logits[static_cast<size_t>(ids_[next])];
-            fmt::format_to(std::back_inserter(token_logprobs_), ",{:.6f}", logit - log_sum_exp(logits));
+            fmt::format_to(std::back_inserter(token_logprobs_), ",{:.6f}", logit - sum);
         }
         if (!mtp.empty()) {
             mtp_ids_ += separator;
             append_ids(mtp_ids_, top_logprobs(mtp, kMtpTop));
         }
     }
+
+    // The first position whose logits hold a NaN; -1: none.
+    int32_t nan_position() const { return nan_position_; }
 
     void print(size_t index) const {
         std::string line =
@@ -99,6 +108,7 @@ class Line {
   private:
     const std::vector<TokenId>& ids_;
     const Arguments& arguments_;
+    int32_t nan_position_ = -1;
     std::string token_logprobs_ = "null", top_ids_, top_logprobs_, mtp_ids_;
 };
 
@@ -142,6 +152,10 @@ int run_score(int argc, char** argv) {
                     [&](int32_t position, std::span<const float> logits, std::span<const float> mtp) {
                         line.visit(position, logits, mtp);
                     });
+        if (line.nan_position() >= 0) {
+            return fail(data_loss(fmt::format("sequence {}: the logits at position {} are not numbers (NaN)",
+                                              i, line.nan_position())));
+        }
         line.print(i);
     }
     return 0;
