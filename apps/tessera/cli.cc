@@ -54,7 +54,7 @@ std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv) {
     try {
         app.parse(argc, argv);
     } catch (const CLI::ExtrasError&) {
-        const std::vector<std::string> unknown = app.remaining();
+        const std::vector<std::string> unknown = app.remaining(true);  // of a subcommand, too
         const auto flag =
             std::ranges::find_if(unknown, [](const auto& text) { return text.starts_with('-'); });
         const std::string& name = flag != unknown.end() ? *flag : unknown.front();

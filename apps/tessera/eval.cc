@@ -1,5 +1,6 @@
 // tessera eval: exact answers on task sets, teacher-forced.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fmt/format.h>
@@ -99,15 +100,20 @@ Result<std::vector<Case>> read_cases(const std::string& path, const ModelConfig&
     return cases;
 }
 
-// One prefill of prompt and answer; the distribution before each answer token is compared with it.
-void run_case(Scorer& scorer, const Case& one, bool mtp, Tally& tally) {
+// One prefill of prompt and answer; the distribution before each answer token is compared with it. Fails
+// where one is not numbers.
+Status run_case(Scorer& scorer, const Case& one, bool mtp, Tally& tally) {
     std::vector<TokenId> tokens = one.prompt;
     tokens.insert(tokens.end(), one.answer.begin(), one.answer.end() - 1);
     const auto first = static_cast<int32_t>(one.prompt.size()) - 1;
     bool exact = true;
+    int32_t nan_position = -1;
     scorer.run(tokens, first, mtp,
                [&](int32_t position, std::span<const float> logits, std::span<const float> draft) {
                    const auto j = static_cast<size_t>(position - first);
+                   if (nan_position < 0 && std::isnan(log_sum_exp(logits))) {
+                       nan_position = position;
+                   }
                    const bool right = argmax(logits) == one.answer[j];
                    exact = exact && right;
                    tally.tokens_right += right;
@@ -118,9 +124,13 @@ void run_case(Scorer& scorer, const Case& one, bool mtp, Tally& tally) {
                        tally.drafts_right += argmax(draft) == one.answer[j + 1];
                    }
                });
+    if (nan_position >= 0) {
+        return data_loss(fmt::format("the logits at position {} are not numbers (NaN)", nan_position));
+    }
     tally.tokens += static_cast<int64_t>(one.answer.size());
     tally.exact += exact;
     ++tally.cases;
+    return {};
 }
 
 double rate(int64_t part, int64_t whole) {
@@ -172,7 +182,11 @@ int run_eval(int argc, char** argv) {
         }
         Tally tally;
         for (const Case& one : *cases) {
-            run_case(*scorer, one, arguments.mtp, tally);
+            const Status status = run_case(*scorer, one, arguments.mtp, tally);
+            if (!status.ok()) {
+                return fail(
+                    data_loss(fmt::format("{}: case {}: {}", path, tally.cases + 1, status.message())));
+            }
             if (terminal) {
                 std::fprintf(stderr, "\r%s: %lld of %zu", path.c_str(), static_cast<long long>(tally.cases),
                              cases->size());

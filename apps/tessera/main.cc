@@ -20,7 +20,7 @@ constexpr Subcommand kSubcommands[] = {
     {"score", "log-probabilities of given token ids", tessera::run_score},
     {"eval", "exact answers on task sets", tessera::run_eval},
     {"tokenize", "text to token ids and back", tessera::run_tokenize},
-    {"quantize", "an FP8 copy of a model, with measured scales", tessera::run_quantize},
+    {"quantize", "a copy of a model in FP8, or with int4 experts", tessera::run_quantize},
     {"bench", "load test of a server; benchmark of the engine", tessera::run_bench},
     {"ops", "the operator library: list, test, bench", tessera::run_ops},
     {"render", "conversations to prompt text", tessera::run_render},

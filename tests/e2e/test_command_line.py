@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import pty
+import shutil
 import subprocess
 import zlib
 
@@ -140,3 +141,45 @@ def test_a_tokenizer_with_ids_beyond_the_embedding_is_refused(tmp_path, command)
     done = subprocess.run([BINARY, command, tmp_path, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "tokenizer.json has ids up to 4096" in done.stderr and "vocab_size of 4096" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["ops", "list", "moe"], "moe"),
+        (["ops", "test", "linear", "moe"], "moe"),
+        (["ops", "test", "linear", "--bogus"], "--bogus"),
+        (["ops", "bench", "linear", "x"], "x"),
+    ],
+)
+def test_an_unknown_argument_of_a_subcommand_is_named(arguments, name):
+    done = subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert f"unknown argument '{name}'" in done.stderr
+
+
+def model_with_nan(folder):
+    """The demonstration model with a NaN in its last norm."""
+    shutil.copytree(MODEL, folder)
+    for shard in folder.glob("*.safetensors"):
+        data = bytearray(shard.read_bytes())
+        header_bytes = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + header_bytes])
+        if "model.norm.weight" in header:
+            at = 8 + header_bytes + header["model.norm.weight"]["data_offsets"][0]
+            data[at : at + 2] = b"\xc0\x7f"
+            shard.write_bytes(data)
+            return str(folder)
+    raise AssertionError("no model.norm.weight")
+
+
+def test_logits_that_are_not_numbers_end_score_and_eval(tmp_path):
+    model = model_with_nan(tmp_path / "model")
+    ids = tmp_path / "ids.json"
+    ids.write_text('[{"ids": [4000, 4008, 352]}]')
+    cases = tmp_path / "cases.jsonl"
+    cases.write_text('{"prompt_ids": [4000, 4008], "answer_ids": [352]}\n')
+    for arguments in (["score", model, "--ids", str(ids), "--json"], ["eval", model, str(cases), "--json"]):
+        done = subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        assert "are not numbers (NaN)" in done.stderr and done.stdout == ""
