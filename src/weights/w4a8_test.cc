@@ -354,6 +354,13 @@ TEST(W4a8, what_is_wrong_is_named) {
                 HasSubstr("unexpected"));
     EXPECT_THAT(message(Form::kGptq, module + ".scales", {"F16", {2, 128}, std::string(512, '\0')}),
                 HasSubstr("BF16"));
+    for (const uint16_t bits :
+         std::initializer_list<uint16_t>{0x7FC0, 0x7F80, 0xBF80}) {  // NaN, infinity, -1
+        std::string scales(512, '\0');
+        std::memcpy(scales.data() + 10, &bits, sizeof(bits));
+        EXPECT_THAT(message(Form::kGptq, module + ".scales", {"BF16", {2, 128}, scales}),
+                    HasSubstr("negative or not finite, at element 5"));
+    }
     EXPECT_THAT(message(Form::kTrtLlm, module + ".qweight", {"I8", {128, 64}, std::string(8192, '\0')}),
                 HasSubstr("[128, 128]"));
     EXPECT_THAT(message(Form::kPacked, module + ".weight_shape", {"I64", {2}, std::string(16, '\1')}),

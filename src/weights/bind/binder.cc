@@ -209,9 +209,23 @@ LinearWeights Binder::int4(const std::string& codes, const Int4Form& form, int64
     return {.weight = {tensor->data, DType::kInt4, rows, cols}, .int4 = form};
 }
 
+constexpr uint16_t kBFloat16Infinity = 0x7F80;
+
 const void* Binder::int4_scales(const std::string& name, const Shape& shape) {
     const CheckpointTensor* tensor = take(name, shape, "BF16");
-    return tensor == nullptr ? nullptr : tensor->data;
+    if (tensor == nullptr) {
+        return nullptr;
+    }
+    for (int64_t i = 0; i < static_cast<int64_t>(tensor->entry.bytes) / 2; ++i) {
+        uint16_t bits = 0;
+        std::memcpy(&bits, tensor->data + 2 * i, sizeof(bits));
+        if (bits >=
+            kBFloat16Infinity) {  // NaN, infinity, or a sign; a group of zeros may have the scale zero
+            fail_tensor(*tensor, fmt::format("has a scale that is negative or not finite, at element {}", i));
+            return nullptr;
+        }
+    }
+    return tensor->data;
 }
 
 void Binder::check_zeros(const std::string& name, const Shape& shape) {
