@@ -46,6 +46,7 @@ struct ModelFacts {
     // As the model packs them.
     DType projections = DType::kBFloat16;
     DType head = DType::kBFloat16;
+    bool int4_experts = false;
 };
 
 // Drives the model with the runner's batch shapes: chunks of a prompt, or one token of each sequence.
@@ -193,7 +194,9 @@ class EngineBench {
     }
 
     ModelBytes element_bytes() const {
+        constexpr double kInt4Bytes = 0.5 + 2.0 / kInt4Group;  // a code, and its share of a bfloat16 scale
         return {.weight = dtype_size(facts_.projections),
+                .expert = facts_.int4_experts ? kInt4Bytes : 0,
                 .plain = dtype_size(facts_.head),
                 .kv = dtype_size(model_.page_format().kv_dtype)};
     }
@@ -258,6 +261,7 @@ Result<ModelFacts> load_facts(const std::string& folder) {
                      .head = packed_dtype(weights.lm_head.weight.dtype)};
     for (const LayerWeights& layer : weights.layers) {
         std::vector<float>& bias = facts.biases.emplace_back();
+        facts.int4_experts = facts.int4_experts || (layer.moe && layer.moe->experts.front().gate.int4);
         if (layer.moe && layer.moe->expert_bias.data != nullptr) {
             const auto* data = static_cast<const float*>(layer.moe->expert_bias.data);
             bias.assign(data, data + layer.moe->expert_bias.cols);
@@ -323,7 +327,8 @@ Status bench_engine_on_cpu(const BenchEngineArguments& arguments) {
     if (!facts.ok()) {
         return facts.status();
     }
-    const Report report{.dtype = fmt::format("float32 over {}, {} KV", dtype_name(facts->projections),
+    const Report report{.dtype = fmt::format("float32 over {}{}, {} KV", dtype_name(facts->projections),
+                                             facts->int4_experts ? " and int4 experts" : "",
                                              dtype_name(bundle->model->page_format().kv_dtype)),
                         .ready_s = ready_s,
                         .threads = bundle->threads->size(),

@@ -19,8 +19,10 @@ class Costs {
             add_attention();
             config_.is_moe(layer) ? add_experts() : add_dense();
         }
+        const double expert_bytes =
+            element_.expert > 0 ? element_.expert : static_cast<double>(element_.weight);
         at(PassOperator::kExperts).bytes +=
-            static_cast<double>(shape_.experts_touched * expert_size() * element_.weight);
+            static_cast<double>(shape_.experts_touched * expert_size()) * expert_bytes;
         add_ends();
         return costs_;
     }

@@ -22,6 +22,7 @@ struct PassShape {
 // Of one element, as the engine holds it.
 struct ModelBytes {
     int64_t weight = 2;  // of a projection
+    double expert = 0;   // of a routed expert, its scales included; 0: as weight
     int64_t plain = 2;   // of the embedding, the router and the head, which no format quantises
     int64_t kv = 4;
     int64_t activation = 0;  // 0: activations are not counted (they stay in a processor's caches)

@@ -48,6 +48,16 @@ TEST(EngineCost, EveryOperatorHasItsWeightsAndProducts) {
     EXPECT_EQ(cost_of(costs, PassOperator::kEmbed).bytes, 2 * 3 * 10);
 }
 
+TEST(EngineCost, ExpertsMayHaveFewerBytesThanOtherProjections) {
+    const auto bytes = [](double expert) {
+        const ModelBytes element{.weight = 2, .expert = expert};
+        return cost_of(operator_costs(small_config(), kDecode, element), PassOperator::kExperts).bytes;
+    };
+    const double routed = static_cast<double>(kDecode.experts_touched * 3 * small_config().hidden_size *
+                                              small_config().moe_intermediate_size);
+    EXPECT_DOUBLE_EQ(bytes(0) - bytes(0.5), 1.5 * routed);
+}
+
 TEST(EngineCost, TheHeadCostsNothingWithoutLogits) {
     PassShape shape = kDecode;
     shape.logit_rows = 0;
