@@ -17,7 +17,7 @@ namespace {
 constexpr CudaOpEntry kOperators[] = {
     {"embed", "rows of the embedding table", "same bits", embed_cuda_cases},
     {"rms_norm", "norm of rows, with residual add and e4m3", "within two roundings", rms_norm_cuda_cases},
-    {"linear", "y = x W^T through cuBLASLt", "one rounding, += two", linear_cuda_cases},
+    {"linear", "y = x W^T: own kernel to 64 rows, cuBLASLt", "one rounding, += two", linear_cuda_cases},
     {"quantize", "rows to e4m3", "same bits", quantize_cuda_cases},
     {"qkv_post", "head norm, RoPE, K and V into their pages", "within three roundings", qkv_post_cuda_cases},
     {"attention_plan", "work list of a decode step", "through attention", attention_plan_cuda_cases},
