@@ -182,6 +182,7 @@ TEST(Fp8Export, nothing_is_written_over_and_nothing_is_left_after_a_failure) {
                 HasSubstr("exists already"));
     EXPECT_THAT(export_fp8(*source.model, tiny_export(), parent.file("no/such/folder"), pool).message(),
                 HasSubstr("no folder can be made there"));
+    EXPECT_THAT(check_export_folder("").message(), HasSubstr("no name"));
     EXPECT_THAT(check_export_folder(parent.file("there")).message(), HasSubstr("exists already"));
     EXPECT_THAT(check_export_folder(parent.file("no/such/folder")).message(),
                 HasSubstr("no folder can be made there"));

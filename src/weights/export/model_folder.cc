@@ -116,6 +116,9 @@ bool is_quantised(const ModelWeights& weights) {
 
 Status check_export_folder(const std::string& folder) {
     const std::string target = without_trailing_slash(folder);
+    if (target.empty()) {
+        return invalid_argument("the output folder has no name");
+    }
     std::error_code error;
     if (fs::exists(fs::symlink_status(target, error))) {
         return invalid_argument(fmt::format("{}: exists already; give a folder that does not", folder));
