@@ -25,6 +25,11 @@ void gemm_block_simd(const GemmBlockArgs& args) {
     gemm_block_ref(args);
 }
 
+void gemm_block_pair_simd(const GemmBlockArgs& a, const GemmBlockArgs& b) {
+    gemm_block_ref(a);
+    gemm_block_ref(b);
+}
+
 void swiglu_block_simd(const SwigluBlockArgs& args) {
     swiglu_block_ref(args);
 }
@@ -172,6 +177,40 @@ void gemm_block_simd(const GemmBlockArgs& args) {
     }
 }
 
+// Whether gemm_block() is no more than sums over the whole of a full block.
+bool is_plain(const GemmBlockArgs& args) {
+    const PackedMatrix& weight = *args.weight;
+    return args.row_count == 1 && weight.dtype != DType::kInt4 && weight.input_scale == 0 &&
+           weight.block_panels(args.block) == kBlockPanels && args.first == 0 &&
+           args.columns == kBlockOutputs;
+}
+
+void gemm_block_pair_simd(const GemmBlockArgs& a, const GemmBlockArgs& b) {
+    const bool alike = a.weight->dtype == b.weight->dtype && a.weight->inputs == b.weight->inputs;
+    if (!alike || !is_plain(a) || !is_plain(b)) {
+        gemm_block_simd(a);
+        gemm_block_simd(b);
+        return;
+    }
+    const auto words = [](const std::byte* data) { return reinterpret_cast<const uint32_t*>(data); };
+    const PairSlice slice{
+        .x = {a.rows[0], b.rows[0]},
+        .words = {words(a.weight->block_data(a.block)), words(b.weight->block_data(b.block))},
+        .next = {words(a.next), words(b.next)},
+        .count = a.weight->inputs,
+        .out = {a.out, b.out}};
+    if (a.weight->dtype == DType::kBFloat16) {
+        pair_columns<BFloat16Weight>(slice);
+    } else {
+        pair_columns<Float32Weight>(slice);
+    }
+    for (const GemmBlockArgs* args : {&a, &b}) {
+        if (args->weight->column_scale != nullptr) {
+            scale_columns(*args, kBlockOutputs);
+        }
+    }
+}
+
 void swiglu_block_simd(const SwigluBlockArgs& args) {
     const Tag d;
     for (int64_t r = 0; r < args.rows; ++r) {
@@ -197,11 +236,17 @@ HWY_AFTER_NAMESPACE();
 namespace tessera {
 
 HWY_EXPORT(gemm_block_simd);
+HWY_EXPORT(gemm_block_pair_simd);
 HWY_EXPORT(swiglu_block_simd);
 
 void gemm_block(const GemmBlockArgs& args) {
     check(args.row_count >= 1 && args.row_count <= kGemmRowsMax, "gemm_block: too many rows");
     HWY_DYNAMIC_DISPATCH(gemm_block_simd)(args);
+}
+
+void gemm_block_pair(const GemmBlockArgs& a, const GemmBlockArgs& b) {
+    check(a.row_count == 1 && b.row_count == 1, "gemm_block_pair: one row each");
+    HWY_DYNAMIC_DISPATCH(gemm_block_pair_simd)(a, b);
 }
 
 void swiglu_block(const SwigluBlockArgs& args) {

@@ -36,6 +36,10 @@ struct GemmBlockArgs {
 void gemm_block(const GemmBlockArgs& args);
 void gemm_block_ref(const GemmBlockArgs& args);
 
+// gemm_block() of two blocks with a row each. The same bits; blocks of one size, whole and of plain weights,
+// are read side by side, as two streams of memory are faster than one.
+void gemm_block_pair(const GemmBlockArgs& a, const GemmBlockArgs& b);
+
 // SwiGLU over what gemm_block left for a weight whose panels alternate gate and up: with g = out[r][32 p + i]
 // and u = out[r][32 p + 16 + i], y[r][16 p + i] = silu(g) * u for p < pairs, i < 16.
 struct SwigluBlockArgs {

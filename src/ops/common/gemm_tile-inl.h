@@ -38,6 +38,9 @@ constexpr int kTileRows = kLanes == 16 ? 14 : 6;
 // block) ahead, over the page borders at which the hardware prefetcher stops, makes one sequence's decode 15
 // % faster.
 constexpr int64_t kPrefetchSteps = 16;
+// Of two blocks side by side. All their lines are asked for: fetching ahead by the processor itself ends with
+// each page, and the experts of a token come from memory when the last steps chose others.
+constexpr int64_t kPairPrefetchSteps = 32;
 
 // Some k's of a block of `columns` outputs: words as packed_matrix.h says.
 struct BlockSlice {
@@ -55,9 +58,8 @@ struct BlockSlice {
 struct BFloat16Weight {
     static constexpr int kPerWord = 2;
     template <int kHalf>
-    static HWY_INLINE Vector widen(const uint32_t* words) {
+    static HWY_INLINE Vector widen(hn::Vec<TagU> pair) {
         const TagU du;
-        const auto pair = hn::LoadU(du, words);
         if constexpr (kHalf == 0) {
             return hn::BitCast(Tag(), hn::ShiftLeft<16>(pair));
         } else {
@@ -69,8 +71,8 @@ struct BFloat16Weight {
 struct Float32Weight {
     static constexpr int kPerWord = 1;
     template <int kHalf>
-    static HWY_INLINE Vector widen(const uint32_t* words) {
-        return hn::BitCast(Tag(), hn::LoadU(TagU(), words));
+    static HWY_INLINE Vector widen(hn::Vec<TagU> word) {
+        return hn::BitCast(Tag(), word);
     }
 };
 
@@ -112,14 +114,40 @@ HWY_INLINE void int4_steps(const float* const (&x)[kRows], int64_t k, const uint
 }
 
 template <int kRows, int kVectors, class Weight, int kHalf>
-HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const uint32_t* words,
+HWY_INLINE void step(const float* const (&x)[kRows], int64_t k, const hn::Vec<TagU> (&words)[kVectors],
                      Vector (&sums)[kRows][kVectors]) {
     Vector w[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-        w[v] = Weight::template widen<kHalf>(words + v * kLanes);
+        w[v] = Weight::template widen<kHalf>(words[v]);
     }
     multiply_add<kRows, kVectors>(x, k, w, sums);
+}
+
+template <int kVectors>
+HWY_INLINE void load_words(const uint32_t* words, hn::Vec<TagU> (&loaded)[kVectors]) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        loaded[v] = hn::LoadU(TagU(), words + v * kLanes);
+    }
+}
+
+// The k's of some words. A load of 64 bytes takes a cycle, as a multiply-add does, so words are loaded once
+// where the registers hold them beside the sums, and once for each k elsewhere.
+template <int kRows, int kVectors, class Weight>
+HWY_INLINE void steps(const float* const (&x)[kRows], int64_t k, const uint32_t* words,
+                      Vector (&sums)[kRows][kVectors]) {
+    constexpr int kRegisters = kLanes == 16 ? 32 : 16;
+    constexpr bool kOnce = (kRows + 2) * kVectors + 2 <= kRegisters;
+    hn::Vec<TagU> loaded[kVectors];
+    load_words<kVectors>(words, loaded);
+    step<kRows, kVectors, Weight, 0>(x, k, loaded, sums);
+    if constexpr (Weight::kPerWord == 2) {
+        if constexpr (!kOnce) {
+            load_words<kVectors>(words, loaded);
+        }
+        step<kRows, kVectors, Weight, 1>(x, k + 1, loaded, sums);
+    }
 }
 
 // out [kRows][kBlockOutputs] = rows * slice (or +=), on kVectors vectors of columns from `column` on.
@@ -170,16 +198,15 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
         if constexpr (Weight::kPerWord == 8) {
             int4_steps<kRows, kVectors>(x, k, words, sums);
         } else {
-            step<kRows, kVectors, Weight, 0>(x, k, words, sums);
-            if constexpr (Weight::kPerWord == 2) {
-                step<kRows, kVectors, Weight, 1>(x, k + 1, words, sums);
-            }
+            steps<kRows, kVectors, Weight>(x, k, words, sums);
         }
         words += slice.columns;
     }
     if constexpr (Weight::kPerWord < 8) {
         if (k < slice.count) {
-            step<kRows, kVectors, Weight, 0>(x, k, words, sums);
+            hn::Vec<TagU> loaded[kVectors];
+            load_words<kVectors>(words, loaded);
+            step<kRows, kVectors, Weight, 0>(x, k, loaded, sums);
         }
     }
 #pragma GCC unroll 16
@@ -188,6 +215,67 @@ HWY_INLINE void tile(const float* const* rows, const BlockSlice& slice, int64_t 
         for (int v = 0; v < kVectors; ++v) {
             hn::StoreU(sums[r][v], d, out + r * kBlockOutputs + column + v * kLanes);
         }
+    }
+}
+
+// One row by each of two whole blocks, side by side: two streams of memory, and chains enough to hide the
+// latency of a multiply-add.
+struct PairSlice {
+    const float* x[2] = {};
+    const uint32_t* words[2] = {};
+    const uint32_t* next[2] = {};  // words to fetch meanwhile; null: none
+    int64_t count = 0;             // k's
+    float* out[2] = {};            // [kBlockOutputs]
+};
+
+// kVectors vectors of each block, from `column` on.
+template <int kVectors, class Weight>
+HWY_INLINE void pair_tile(const PairSlice& slice, int64_t column) {
+    const float* const xa[1] = {slice.x[0]};
+    const float* const xb[1] = {slice.x[1]};
+    Vector a[1][kVectors];
+    Vector b[1][kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        a[0][v] = b[0][v] = hn::Zero(Tag());
+    }
+    const uint32_t* words = slice.words[0] + column;
+    const int64_t other = slice.words[1] - slice.words[0];
+    int64_t ahead = kPairPrefetchSteps * kBlockOutputs;
+    int64_t ahead_b = other + ahead;
+    const int64_t turn = (slice.count / Weight::kPerWord - kPairPrefetchSteps) * Weight::kPerWord;
+    int64_t k = 0;
+    for (; k + Weight::kPerWord <= slice.count; k += Weight::kPerWord, words += kBlockOutputs) {
+        if (k == turn) {  // past its end lie blocks of other threads: rather nothing than those
+            ahead = slice.next[0] == nullptr ? 0 : slice.next[0] + column - words;
+            ahead_b = slice.next[1] == nullptr ? other : slice.next[1] + column - words;
+        }
+#pragma GCC unroll 8
+        for (int64_t line = 0; line < kVectors * kLanes; line += 16) {
+            __builtin_prefetch(words + ahead + line, 0, 2);
+            __builtin_prefetch(words + ahead_b + line, 0, 2);
+        }
+        steps<1, kVectors, Weight>(xa, k, words, a);
+        steps<1, kVectors, Weight>(xb, k, words + other, b);
+    }
+    if (k < slice.count) {
+        hn::Vec<TagU> loaded[kVectors];
+        load_words<kVectors>(words, loaded);
+        step<1, kVectors, Weight, 0>(xa, k, loaded, a);
+        load_words<kVectors>(words + other, loaded);
+        step<1, kVectors, Weight, 0>(xb, k, loaded, b);
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        hn::StoreU(a[0][v], Tag(), slice.out[0] + column + v * kLanes);
+        hn::StoreU(b[0][v], Tag(), slice.out[1] + column + v * kLanes);
+    }
+}
+
+template <class Weight>
+HWY_NOINLINE void pair_columns(const PairSlice& slice) {
+    for (int64_t column = 0; column < kBlockOutputs; column += 4 * kLanes) {
+        pair_tile<4, Weight>(slice, column);
     }
 }
 

@@ -84,6 +84,9 @@ inline OpCase linear_case(const LinearCaseSpec& spec, bool bench) {
 inline std::vector<OpCase> linear_cases() {
     std::vector<OpCase> cases;
     for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+        for (int64_t outputs : {512, 600, 650}) {  // blocks in pairs; the last is whole, short, or alone
+            cases.push_back(linear_case({1, {.outputs = outputs, .inputs = 127, .dtype = dtype}}, false));
+        }
         for (int64_t rows : {1, 2, 7, 63, 97, 129}) {
             cases.push_back(linear_case({rows, {.outputs = 65, .inputs = 127, .dtype = dtype}}, false));
         }

@@ -138,6 +138,7 @@ inline std::vector<OpCase> moe_cases() {
     std::vector<OpCase> cases;
     for (DType dtype : {DType::kBFloat16, DType::kFloat32}) {
         cases.push_back(moe_case({1, 64, 5, 2, 32, 48, dtype}, false));
+        cases.push_back(moe_case({1, 570, 5, 2, 160, 48, dtype}, false));  // blocks in pairs, one alone
         cases.push_back(moe_case({127, 63, 3, 2, 17, 0, dtype}, false));
         cases.push_back(moe_case({65, 129, 9, 3, 65, 33, dtype}, false));
     }

@@ -51,11 +51,19 @@ class MoeRun {
         sort_rows();
         list_items();
         const auto items = static_cast<int64_t>(ws_.items_.size());
-        context.threads.parallel_for(items, [&](int64_t i, int) {
-            const auto place = static_cast<size_t>(context.threads.place(i, items));
-            gate_up(ws_.items_[place], place + 1 < ws_.items_.size() ? &ws_.items_[place + 1] : nullptr);
-        });
+        if (pairs_up(context, items)) {
+            gate_up_pairs(context, items);
+        } else {
+            context.threads.parallel_for(items, [&](int64_t i, int) {
+                const auto place = static_cast<size_t>(context.threads.place(i, items));
+                gate_up(ws_.items_[place], place + 1 < ws_.items_.size() ? &ws_.items_[place + 1] : nullptr);
+            });
+        }
         const int64_t blocks = (args_.hidden + kBlockOutputs - 1) / kBlockOutputs;
+        if (pairs_up(context, blocks)) {
+            down_pairs(context, blocks);
+            return;
+        }
         const int64_t chunks = chunks_of(args_.tokens);
         context.threads.parallel_for(chunks * blocks, [&](int64_t i, int) {
             const int64_t place = context.threads.place(i, chunks * blocks);  // whose y it wrote in linear
@@ -151,6 +159,106 @@ class MoeRun {
         gemm_block({rows, item.rows, &weight, item.block, out,
                     next == nullptr ? nullptr : expert(next->expert).gate_up.block_data(next->block)});
         swiglu_block({out, item.rows, pairs, hidden, width});
+    }
+
+    // One token is all reading, and two streams of memory are read faster than one: `items` blocks are taken
+    // in pairs, each of the first half with its counterpart in the second, where all threads have some.
+    bool pairs_up(const OpContext& context, int64_t items) const {
+        return args_.tokens == 1 && items >= 2 * context.threads.size();
+    }
+
+    void gate_up_pairs(const OpContext& context, int64_t items) const {
+        const int64_t pairs = (items + 1) / 2;
+        context.threads.parallel_for(pairs, [&](int64_t i, int) {
+            const int64_t place = context.threads.place(i, pairs);
+            const int64_t count = place + pairs < items ? 2 : 1;
+            const bool more = i + context.threads.size() < pairs && place + pairs + 1 < items;
+            alignas(64) float out[2][kBlockOutputs];
+            GemmBlockArgs blocks[2];
+            float* hidden[2] = {};
+            for (int64_t p = 0; p < count; ++p) {
+                const MoeWorkspace::Item* item = &ws_.items_[static_cast<size_t>(place + p * pairs)];
+                hidden[p] = hidden_row(item->expert, 0) + item->block * kBlockOutputs / 2;
+                blocks[p] = {
+                    .rows = &args_.x,
+                    .row_count = 1,
+                    .weight = &expert(item->expert).gate_up,
+                    .block = item->block,
+                    .out = out[p],
+                    .next = more ? expert(item[1].expert).gate_up.block_data(item[1].block) : nullptr};
+                own_lines(hidden[p], kBlockOutputs / 2);
+            }
+            gemm_blocks(blocks, count);
+            for (int64_t p = 0; p < count; ++p) {
+                const int64_t panels = blocks[p].weight->block_panels(blocks[p].block) / 2;
+                swiglu_block({out[p], 1, panels, hidden[p], panels * kPanelOutputs});
+            }
+        });
+    }
+
+    void down_pairs(const OpContext& context, int64_t blocks) const {
+        const int64_t pairs = (blocks + 1) / 2;
+        context.threads.parallel_for(pairs, [&](int64_t item, int) {
+            const int64_t place = context.threads.place(item, pairs);
+            const int64_t count = place + pairs < blocks ? 2 : 1;
+            alignas(64) float sums[2][kBlockOutputs] = {};
+            const PairSums pair{place, pairs, count, sums};
+            for (size_t i = 0; i < ws_.active_.size(); ++i) {
+                const int32_t e = ws_.active_[i];
+                const int64_t next = i + 1 < ws_.active_.size() ? ws_.active_[i + 1] : experts_;
+                add_to_pair(e, ws_.weights_[static_cast<size_t>(ws_.first_[static_cast<size_t>(e)])], pair,
+                            next < experts_ || args_.shared != nullptr ? &expert(next).down : nullptr);
+            }
+            if (args_.shared != nullptr) {
+                add_to_pair(experts_, 1.0f, pair, nullptr);
+            }
+            for (int64_t p = 0; p < count; ++p) {
+                const int64_t column = (place + p * pairs) * kBlockOutputs;
+                for (int64_t c = 0; c < std::min(kBlockOutputs, args_.hidden - column); ++c) {
+                    args_.y[column + c] += sums[p][c];
+                }
+            }
+        });
+    }
+
+    // The blocks first and, where count is 2, first + distance.
+    struct PairSums {
+        int64_t first = 0;
+        int64_t distance = 0;
+        int64_t count = 0;
+        float (*data)[kBlockOutputs] = nullptr;
+    };
+
+    void add_to_pair(int64_t e, float weight, const PairSums& sums, const PackedMatrix* next) const {
+        const PackedMatrix& down = expert(e).down;
+        const float* row = hidden_row(e, 0);
+        alignas(64) float out[2][kBlockOutputs];
+        GemmBlockArgs blocks[2];
+        for (int64_t p = 0; p < sums.count; ++p) {
+            blocks[p] = {.rows = &row,
+                         .row_count = 1,
+                         .weight = &down,
+                         .block = sums.first + p * sums.distance,
+                         .out = out[p]};
+            if (next != nullptr) {
+                blocks[p].next = next->block_data(blocks[p].block);
+            }
+        }
+        gemm_blocks(blocks, sums.count);
+        for (int64_t p = 0; p < sums.count; ++p) {
+            const int64_t columns = down.block_panels(blocks[p].block) * kPanelOutputs;
+            for (int64_t c = 0; c < columns; ++c) {
+                sums.data[p][c] += weight * out[p][c];
+            }
+        }
+    }
+
+    static void gemm_blocks(const GemmBlockArgs (&blocks)[2], int64_t count) {
+        if (count == 2) {
+            gemm_block_pair(blocks[0], blocks[1]);
+        } else {
+            gemm_block(blocks[0]);
+        }
     }
 
     // The sums of the tokens [begin, end) for one block of outputs.
