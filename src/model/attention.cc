@@ -7,6 +7,9 @@
 namespace tessera {
 namespace {
 
+// With fewer rows the projection waits for memory itself.
+constexpr int64_t kAheadTokensMin = 7;
+
 // K as it lies in the pages, V as it was stored there (float32 in both cases).
 void observe_kv(const Step& step, int64_t kv_layer) {
     const ModelConfig& config = step.config;
@@ -43,7 +46,10 @@ void self_attention(Step& step, const PackedLayer& layer, int64_t kv_layer) {
                                .v_offset = step.format.v_offset(kv_layer),
                                .kv_dtype = step.format.kv_dtype,
                                .scale = 1.0f / std::sqrt(static_cast<float>(config.head_dim))};
-    attention_keys_ahead(step.ops, attend, work.ahead);
+    const bool ahead = step.tokens >= kAheadTokensMin;
+    if (ahead) {
+        attention_keys_ahead(step.ops, attend, work.ahead);
+    }
     linear(step.ops, {.x = work.normed,
                       .x_stride = config.hidden_size,
                       .rows = step.tokens,
@@ -51,7 +57,7 @@ void self_attention(Step& step, const PackedLayer& layer, int64_t kv_layer) {
                       .y = work.qkv,
                       .y_stride = width,
                       .outputs = width,
-                      .ahead = &work.ahead});
+                      .ahead = ahead ? &work.ahead : nullptr});
     qkv_post(step.ops, {.tokens = step.tokens,
                         .q_heads = config.num_heads,
                         .kv_heads = config.num_kv_heads,
