@@ -38,15 +38,7 @@ Status check_limits(const Fp8Export& options) {
 }  // namespace
 
 Status check_fp8_export(const LoadedModel& model, const std::string& folder) {
-    if (Status status = check_export_folder(folder); !status.ok()) {
-        return status;
-    }
-    if (is_quantised(model.weights)) {
-        return invalid_argument(
-            fmt::format("{}: is quantised already; give the model with bfloat16, float16 or float32 weights",
-                        model.folder));
-    }
-    return {};
+    return check_quantise(model, folder);
 }
 
 Status export_fp8(const LoadedModel& model, const Fp8Export& options, const std::string& folder,

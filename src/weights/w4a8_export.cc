@@ -172,13 +172,8 @@ Status check_finite(const LoadedModel& model, ThreadPool& pool) {
 }  // namespace
 
 Status check_w4a8_export(const LoadedModel& model, const std::string& folder) {
-    if (Status status = check_export_folder(folder); !status.ok()) {
+    if (Status status = check_quantise(model, folder); !status.ok()) {
         return status;
-    }
-    if (is_quantised(model.weights)) {
-        return invalid_argument(
-            fmt::format("{}: is quantised already; give the model with bfloat16, float16 or float32 weights",
-                        model.folder));
     }
     const ModelConfig& config = model.config;
     for (const auto& [key, size] : {std::pair("hidden_size", config.hidden_size),

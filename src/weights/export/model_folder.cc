@@ -100,6 +100,23 @@ Status write_config(const std::string& from, const std::string& to, json::Value 
     return write_text_file(join_path(to, "config.json"), pretty_json(*config) + "\n");
 }
 
+Status check_export_folder(const std::string& folder) {
+    const std::string target = without_trailing_slash(folder);
+    if (target.empty()) {
+        return invalid_argument("the output folder has no name");
+    }
+    std::error_code error;
+    if (fs::exists(fs::symlink_status(target, error))) {
+        return invalid_argument(fmt::format("{}: exists already; give a folder that does not", folder));
+    }
+    // Made and removed: permissions alone do not tell (a read-only file system, a file in the way).
+    const Result<PendingFolder> trial = PendingFolder::create(target);
+    return trial.ok() ? Status() : trial.status();
+}
+
+namespace {
+
+// Some projection of a layer, or an expert, is not of a plain float type.
 bool is_quantised(const ModelWeights& weights) {
     const auto narrow = [](const LinearWeights& linear) {
         return linear.weight_scale.has_value() || linear.int4.has_value();
@@ -114,18 +131,18 @@ bool is_quantised(const ModelWeights& weights) {
            (weights.mtp && layer_narrow(weights.mtp->layer));
 }
 
-Status check_export_folder(const std::string& folder) {
-    const std::string target = without_trailing_slash(folder);
-    if (target.empty()) {
-        return invalid_argument("the output folder has no name");
+}  // namespace
+
+Status check_quantise(const LoadedModel& model, const std::string& folder) {
+    if (Status status = check_export_folder(folder); !status.ok()) {
+        return status;
     }
-    std::error_code error;
-    if (fs::exists(fs::symlink_status(target, error))) {
-        return invalid_argument(fmt::format("{}: exists already; give a folder that does not", folder));
+    if (is_quantised(model.weights)) {
+        return invalid_argument(
+            fmt::format("{}: is quantised already; give the model with bfloat16, float16 or float32 weights",
+                        model.folder));
     }
-    // Made and removed: permissions alone do not tell (a read-only file system, a file in the way).
-    const Result<PendingFolder> trial = PendingFolder::create(target);
-    return trial.ok() ? Status() : trial.status();
+    return {};
 }
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
-#include "weights/model_weights.h"
+#include "weights/loader.h"
 
 namespace tessera {
 
@@ -37,7 +37,7 @@ Status copy_small_files(const std::string& from, const std::string& to);
 // config.json with this quantization_config.
 Status write_config(const std::string& from, const std::string& to, json::Value quantization_config);
 
-// Some projection of the first layer, or an expert, is not of a plain float type.
-bool is_quantised(const ModelWeights& weights);
+// What every scheme of quantisation asks first: `folder` can be made, and `model` has plain float weights.
+Status check_quantise(const LoadedModel& model, const std::string& folder);
 
 }  // namespace tessera
