@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/common/cuda/convert.cuh"
+#include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/wgmma_shapes.cuh"
 #include "ops/moe/cuda/experts.cuh"
 #include "ops/moe/cuda/swiglu.cuh"
@@ -127,15 +128,6 @@ __device__ __forceinline__ void experts_pass(ExpertsConsumer<Shape>& me, int ste
         }
         me.ring.advance();
     }
-}
-
-__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
-    uint4 raw;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-                 : "r"(from)
-                 : "memory");
-    return raw;
 }
 
 // Where 64 outputs of a tile's rows go. Elements of out; columns past the end do not exist.
