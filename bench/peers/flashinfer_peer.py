@@ -13,6 +13,8 @@ def peers(case):
     if case.op == "attention_decode" and case.n.get("q_len", 1) == 1:
         yield "FlashInfer FA2", lambda: fa2_decode(case)
         yield "FlashInfer XQA", lambda: xqa_decode(case)
+        if not case.fp8:
+            yield "FlashInfer FA3", lambda: fa3_decode(case)
     if case.op == "attention_prefill":
         yield "FlashInfer FA2", lambda: prefill(case, "fa2")
         if not case.fp8:
@@ -48,6 +50,23 @@ def fa2_decode(case):
         paged_kv_indptr_buffer=indptr.cuda(), paged_kv_indices_buffer=ids.clone(),
         paged_kv_last_page_len_buffer=last.cuda(), backend="fa2")
     wrapper.plan(indptr, ids, last, q_heads, kv_heads, 128, PAGE, q_data_type=BF16, kv_data_type=kv.dtype)
+    q = random(len(lengths), q_heads, 128)
+    out = torch.empty_like(q)
+    return lambda: wrapper.run(q, (kv[0], kv[1]), out=out)
+
+
+def fa3_decode(case):
+    """Prefill of one query a sequence: FlashInfer has no other way into its FA3 kernels."""
+    q_heads, kv_heads = case.heads()
+    lengths = case.lengths()
+    kv, counts, ids = paged(case, lengths)
+    indptr, last = indices(counts, lengths)
+    queries = torch.arange(len(lengths) + 1, dtype=torch.int32)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        workspace(), "HND", use_cuda_graph=True, qo_indptr_buf=queries.cuda(), paged_kv_indptr_buf=indptr.cuda(),
+        paged_kv_indices_buf=ids.clone(), paged_kv_last_page_len_buf=last.cuda(), backend="fa3")
+    wrapper.plan(queries, indptr, ids, last, q_heads, kv_heads, 128, PAGE, causal=True, q_data_type=BF16,
+                 kv_data_type=kv.dtype)
     q = random(len(lengths), q_heads, 128)
     out = torch.empty_like(q)
     return lambda: wrapper.run(q, (kv[0], kv[1]), out=out)
