@@ -16,11 +16,18 @@ if(TESSERA_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${TESSERA_CCACHE})
 endif()
 
+# For compute-sanitizer's racecheck; see ops/common/cuda/async_copy.cuh.
+option(TESSERA_RACECHECK "every thread arrives at the barriers of the CUDA kernels" OFF)
+if(TESSERA_RACECHECK)
+  target_compile_definitions(tessera_settings INTERFACE TESSERA_RACECHECK)
+else()
+  set(spills "-Xptxas=--warn-on-spills,--warn-on-local-memory-usage")
+endif()
+
 # Host code inside .cu files: nvcc's own output passes neither -Wconversion nor -Wshadow. Spills and local memory are
 # errors: a kernel that needs them says so by an option of its own.
 target_compile_options(tessera_settings INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings\
- -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off -Xptxas=--warn-on-spills,--warn-on-local-memory-usage\
- --expt-relaxed-constexpr>")
+ -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off ${spills} --expt-relaxed-constexpr>")
 
 # In a layer's directory: appends its CUDA sources to SOURCES and sets TESTS.
 function(tessera_cuda_sources SOURCES TESTS)

@@ -91,9 +91,7 @@ class Consumer {
     __device__ __forceinline__ int part() const { return head() % args_.rows.parts; }
     __device__ __forceinline__ void release(uint32_t barrier) const {
         __syncwarp();
-        if (lane_ == 0) {
-            barrier_arrive(barrier);
-        }
+        barrier_arrive_for_all(barrier, lane_ == 0);
     }
 
     // Queries to the operand of the first product, and the state of the softmax to its begin.
@@ -543,11 +541,11 @@ __global__ void __launch_bounds__(kThreads, kDecodeBlocksOfSm)
         prefetch_map(&v);
         for (int stage = 0; stage < S::kStages; ++stage) {
             barrier_init(shared.full(stage), 1);
-            barrier_init(shared.empty(stage), kMathWarps);
+            barrier_init(shared.empty(stage), kMathWarps * kWarpArrivals);
         }
         for (int i = 0; i < 2; ++i) {
             barrier_init(shared.query_full(i), 1);
-            barrier_init(shared.query_empty(i), kMathWarps);
+            barrier_init(shared.query_empty(i), kMathWarps * kWarpArrivals);
         }
         barrier_init_fence();
     }

@@ -178,9 +178,7 @@ __device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t bas
         barrier_wait(full_barrier(base + L::kQueryBarriers, 0), parity_of<1>(tiles));
         const Tile tile = read_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile));
         __syncwarp();
-        if (this_lane() == 0) {
-            barrier_arrive(empty_barrier(base + L::kQueryBarriers, 0));
-        }
+        barrier_arrive_for_all(empty_barrier(base + L::kQueryBarriers, 0), this_lane() == 0);
         if (tile.steps < 0) {
             return;
         }
@@ -205,7 +203,7 @@ __device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t bas
             }
             fence_proxy_async();
             __syncwarp();
-            if (this_lane() == 0) {
+            if (kAllArrive || this_lane() == 0) {
                 barrier_arrive(full_barrier(base + L::kTurnedBarriers, turned));
                 barrier_arrive(empty_barrier(base + L::kValueBarriers, value));
             }

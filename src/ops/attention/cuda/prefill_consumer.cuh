@@ -30,9 +30,7 @@ struct ConsumerBase {
         return index * kRows + thread / kWarp * 16 + thread % kWarp / 4 + 8 * half;
     }
     __device__ __forceinline__ void arrive(uint32_t barrier) const {
-        if (thread == 0) {
-            barrier_arrive(barrier);
-        }
+        barrier_arrive_for_all(barrier, thread == 0);
     }
 
     // The two consumers' warps on one scheduler take turns at the exponentials: at the same time each would

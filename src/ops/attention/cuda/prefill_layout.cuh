@@ -137,10 +137,12 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
             barrier_init(empty_barrier(ring, stage), empty);
         }
     };
-    init(base + L::kQueryBarriers, L::kQueryStages, 1, L::kConsumers + (Fp8 ? kTurners : 0));
-    init(base + L::kKeyBarriers, L::kKeyStages, 1, L::kConsumers);
-    init(base + L::kValueBarriers, L::kValueStages, 1, Fp8 ? kTurners : L::kConsumers);
-    init(base + L::kTurnedBarriers, L::kTurnedStages, kTurners, L::kConsumers);
+    constexpr int kConsumers = L::kConsumers * kGroupArrivals;
+    constexpr int kTurned = kTurners * kWarpArrivals;
+    init(base + L::kQueryBarriers, L::kQueryStages, 1, kConsumers + (Fp8 ? kTurned : 0));
+    init(base + L::kKeyBarriers, L::kKeyStages, 1, kConsumers);
+    init(base + L::kValueBarriers, L::kValueStages, 1, Fp8 ? kTurned : kConsumers);
+    init(base + L::kTurnedBarriers, L::kTurnedStages, kTurned, kConsumers);
     barrier_init_fence();
 }
 

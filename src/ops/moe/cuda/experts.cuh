@@ -148,8 +148,9 @@ __device__ __forceinline__ void experts_init_barriers(const ExpertsMemory<Shape>
         barrier_init(memory.stages().barriers + 8 * (Shape::kStages + stage), Shape::kConsumerArrivals);
     }
     for (int slot = 0; slot < Shape::kSlots; ++slot) {
-        barrier_init(memory.tiles().barriers + 8 * slot, 1);
-        barrier_init(memory.tiles().barriers + 8 * (Shape::kSlots + slot), 8 + 1 + kExpertsRowWarps);
+        barrier_init(memory.tiles().barriers + 8 * slot, kWarpArrivals);
+        barrier_init(memory.tiles().barriers + 8 * (Shape::kSlots + slot),
+                     1 + (8 + kExpertsRowWarps) * kWarpArrivals);
     }
     barrier_init_fence();
 }
@@ -174,9 +175,7 @@ __device__ __forceinline__ ExpertsTile acquire_tile(const ExpertsMemory<Shape>& 
 template <int Slots>
 __device__ __forceinline__ void release_tile(const ExpertsRing<Slots>& tiles) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        barrier_arrive(tiles.empty());
-    }
+    barrier_arrive_for_all(tiles.empty(), threadIdx.x % 32 == 0);
 }
 
 }  // namespace tessera::cuda

@@ -97,9 +97,7 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
         }
     }
     __syncwarp();
-    if (lane == 0) {
-        barrier_arrive(tiles.full());
-    }
+    barrier_arrive_for_all(tiles.full(), lane == 0);
     tiles.advance();
 }
 

@@ -26,8 +26,8 @@ struct ExpertsW4Shape {
     static constexpr int kStages = Stages;
     static constexpr int kWeightRows = 128 * Blocks;
     static constexpr int kOutputs = kWeightRows / 2;
-    static constexpr int kReadyTiles = 0;        // one tells of the whole item
-    static constexpr int kConsumerArrivals = 8;  // every warp
+    static constexpr int kReadyTiles = 0;  // one tells of the whole item
+    static constexpr int kConsumerArrivals = 8 * kWarpArrivals;
     static constexpr int kRowsOffset = 0;
     static constexpr int kWeightsOffset = TileMax * kSwizzleRowBytes;
     static constexpr int kUnitBytes = static_cast<int>(kW4GroupBytes);
@@ -176,9 +176,7 @@ __device__ __forceinline__ void w4_promote(float (&sums)[N / 2], float (&part)[N
 template <int Stages>
 __device__ __forceinline__ void w4_release(ExpertsRing<Stages>& ring) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        barrier_arrive(ring.empty());
-    }
+    barrier_arrive_for_all(ring.empty(), threadIdx.x % 32 == 0);
     ring.advance();
 }
 
