@@ -33,14 +33,14 @@ struct PagedKvCuda {
     int64_t k_offset = 0;
     int64_t v_offset = 0;
     DType dtype = DType::kBFloat16;  // kBFloat16 or kFloat8E4M3
-    float k_scale = 1;               // fp8: value = stored * scale
+    // e4m3: value = stored * scale. The four forms of scales are those that qkv_post_cuda() writes; prefill
+    // takes the first alone.
+    float k_scale = 1;
     float v_scale = 1;
-    // Decode of e4m3 also takes scales of K for each token and head, and of V for each head, which multiply
-    // those above. Both or neither.
-    // Bytes from a page's begin to this layer's scales of K, a multiple of 16: [kv_heads][64] float32. < 0:
-    // none.
+    // In place of k_scale, one for each token and head: bytes from a page's begin to this layer's [kv_heads]
+    // [64] float32, a multiple of 16 (PageFormat: after V). < 0: none.
     int64_t k_scales_offset = -1;
-    const float* v_scales = nullptr;       // [kv_heads], or null
+    const float* v_scales = nullptr;       // [kv_heads], in place of v_scale; or null
     const int32_t* page_tables = nullptr;  // [sequences, pages_max]
     int32_t pages_max = 0;
 };

@@ -31,7 +31,7 @@ struct Shape {
     int32_t first_slot;
     std::vector<Sequence> sequences;
     bool rising = false;  // each 128 slots' scores lie far above those of the slots after them
-    bool scaled = false;  // K for each token and head, V for each head
+    bool scaled = false;  // scales of K for each token and head, of V for each head
     bool peaked = false;  // slots 70 and 530 outweigh all others
 };
 
@@ -47,7 +47,7 @@ class Case {
         scales_begin_ = 2 * layer_bytes_ + shape.heads.kv_heads * kSlots * 4;
         page_stride_ = 2 * layer_bytes_ + 2 * shape.heads.kv_heads * kSlots * 4 + 64;
         for (int32_t head = 0; head < shape.heads.kv_heads; ++head) {
-            v_scales_.push_back(shape.scaled ? 1.5f / static_cast<float>(head + 1) : 1.0f);
+            v_scales_.push_back(shape.scaled ? 1.5f / static_cast<float>(head + 1) : v_scale());
         }
         int32_t pages = 0;
         for (const Sequence& s : shape.sequences) {
@@ -272,7 +272,7 @@ class Case {
     float k_scale() const { return shape_.fp8 ? 0.7f : 1.0f; }
     float v_scale() const { return shape_.fp8 ? 1.3f : 1.0f; }
     float slot_scale(int64_t slot, int64_t head) const {
-        return shape_.scaled ? 0.5f + static_cast<float>((slot * 7 + head * 3) % 13) / 13 : 1.0f;
+        return shape_.scaled ? 0.5f + static_cast<float>((slot * 7 + head * 3) % 13) / 13 : k_scale();
     }
     std::vector<int32_t> positions() const {
         std::vector<int32_t> out;
@@ -330,7 +330,7 @@ class Case {
             for (int64_t d = 0; d < kHeadDim; ++d) {
                 score += static_cast<double>(q[d]) * keys_[b].values[index(slot, kv_head, d)];
             }
-            scores.push_back(score * scale() * k_scale() * slot_scale(slot, kv_head));
+            scores.push_back(score * scale() * slot_scale(slot, kv_head));
             max = std::max(max, scores.back());
         }
         double sum = 0;
@@ -343,7 +343,7 @@ class Case {
             }
         }
         for (double& value : out) {
-            value *= v_scale() * v_scales_[static_cast<size_t>(kv_head)] / sum;
+            value *= v_scales_[static_cast<size_t>(kv_head)] / sum;
         }
         if (lse != nullptr) {
             lse->push_back(max + std::log(sum));

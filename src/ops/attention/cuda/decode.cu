@@ -99,7 +99,7 @@ class Consumer {
         const int at = queries_ & 1;
         barrier_wait(shared_.query_full(at), queries_ >> 1 & 1);
         queries_ += 1;
-        const float scale = args_.decode.scale * args_.decode.kv.k_scale * kLog2E;
+        const float scale = args_.decode.scale * (Scaled ? 1 : args_.decode.kv.k_scale) * kLog2E;
 #pragma unroll
         for (int i = 0; i < Rows / 8; ++i) {
             const int row = i * 8 + static_cast<int>(threadIdx.x) / 16;
@@ -478,8 +478,8 @@ class Consumer {
             return;
         }
         float factor = __fdividef(args_.decode.kv.v_scale, share.sum);
-        if constexpr (Scaled) {
-            factor *= args_.decode.kv.v_scales[kv_head()];
+        if (Fp8 && args_.decode.kv.v_scales != nullptr) {
+            factor = __fdividef(args_.decode.kv.v_scales[kv_head()], share.sum);
         }
         auto* to = static_cast<__nv_bfloat16*>(args_.decode.out) + output_place(sequence, slice.row);
         const int first = dim_of(slice.warp, 0, place);
@@ -597,12 +597,11 @@ void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args) {
                                              .layout = cuda::make_decode_layout(args.plan),
                                              .rows = cuda::make_decode_rows(args.plan)};
     const bool scaled = args.kv.k_scales_offset >= 0;
-    check(scaled == (args.kv.v_scales != nullptr), "attention decode: scales of K and V, both or neither");
     if (args.kv.dtype == DType::kFloat8E4M3) {
         scaled ? cuda::launch_decode<true, true>(stream, kernel_args)
                : cuda::launch_decode<true, false>(stream, kernel_args);
     } else {
-        check(args.kv.dtype == DType::kBFloat16 && !scaled,
+        check(args.kv.dtype == DType::kBFloat16 && !scaled && args.kv.v_scales == nullptr,
               "attention decode: KV in bfloat16 without scales, or e4m3");
         cuda::launch_decode<false, false>(stream, kernel_args);
     }
