@@ -366,7 +366,9 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
                                        .q_stride = qkv_width(),
                                        .out = attention_,
                                        .out_stride = config_.q_width(),
-                                       .scale = scale});
+                                       .scale = scale,
+                                       // qkv_post writes this step's slots; all others are of earlier steps.
+                                       .settled = true});
     }
     if (batch.prefill_rows > 0) {
         prefill.plan = prefill_plan(batch);

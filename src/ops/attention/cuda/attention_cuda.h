@@ -72,7 +72,8 @@ struct DecodeCudaArgs {
                            // rows get -infinity
     float scale = 0;       // 1 / sqrt(head_dim)
     // The plan, positions, page tables and the slots before each sequence's first query were complete before
-    // the kernel before this one began: they are then read while that kernel still runs.
+    // the kernel before this one lets this one start (qkv_post waits for its own predecessor first): they are
+    // then read while that kernel still runs.
     bool settled = false;
 };
 
