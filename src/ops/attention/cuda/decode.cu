@@ -68,6 +68,9 @@ class Consumer {
                 write_empty(work.piece.sequence);
                 continue;
             }
+            if (args_.decode.settled && queries_ == 0 && warp_ == 0) {
+                copy_queries(args_, shared_, work.piece.sequence, 0);
+            }
             begin();
             if constexpr (kPipelined) {
                 multiply_keys();

@@ -24,12 +24,15 @@ struct DecodeRows {
 };
 
 inline constexpr int kDecodeBlocksOfSm = 2;
+// Fewer blocks than the device holds: where decode kernels follow each other, the places of those that end
+// last, which merge, are then not the next kernel's last ones to begin.
+inline constexpr int kDecodeSpareBlocks = 8;
 
 // A partial result: [padded rows][4 slices][8 places] times four sums of O, not divided, and [padded rows][4
 // slices] times base of the exponents (log2) and sum of the row: each slice with a state of its own.
 inline constexpr int kPartialFloatsOfRow = kHeadDim + 2 * kDecodeSlices;
 inline constexpr uint32_t kUnwritten =
-    0xFFFFFFFF;  // a word that nobody has written yet; no result has these bits
+    0xFFFFFFFF;  // a word that nobody has written yet: the largest, and no result has these bits
 
 // What lies in the workspace: the plan, and the partial results.
 struct DecodeLayout {

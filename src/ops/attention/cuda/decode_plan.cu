@@ -139,7 +139,8 @@ DecodeLayout make_decode_layout(const DecodePlanCudaArgs& plan) {
 namespace tessera {
 
 int32_t decode_cuda_bins(const DecodePlanCudaArgs& args) {
-    return args.sm_count * cuda::kDecodeBlocksOfSm / cuda::make_decode_rows(args).heads;
+    return (args.sm_count * cuda::kDecodeBlocksOfSm - cuda::kDecodeSpareBlocks) /
+           cuda::make_decode_rows(args).heads;
 }
 
 int64_t decode_cuda_workspace_bytes(const DecodePlanCudaArgs& largest) {

@@ -13,6 +13,13 @@
 namespace tessera::cuda {
 
 inline constexpr int kQueryBytes = kHeadDim * 2;
+// Halves of stages that a block whose first piece has fewer than kShortPiece tiles has under way at most
+// before the kernel before this one has ended: a tile. More would fill the memory's queues, in which that
+// kernel's merge then waits for microseconds: less than a long piece gains by filling its ring at once.
+inline constexpr int kEarlyHalves = 2;
+inline constexpr int kShortPiece = 12;
+// Tiles that come after the ring's and are brought into the level-2 cache meanwhile.
+inline constexpr int kEarlyTiles = 2;
 
 // Shared memory. Half a stage of the ring is K or V of one tile. All offsets are multiples of 1024 up to
 // `raw`.
@@ -96,6 +103,35 @@ __device__ __forceinline__ void copy_page(uint32_t to, const CUtensorMap* map, i
         : "memory");
 }
 
+// The same into the level-2 cache.
+__device__ __forceinline__ void fetch_page(const CUtensorMap* map, int head, int page) {
+    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %1, %1, %2, %3}];" ::"l"(map),
+                 "r"(0), "r"(head), "r"(page)
+                 : "memory");
+}
+// A block's rows of q for a sequence to place `at`. Every lane of a warp calls it.
+template <bool Fp8, int Rows, bool Scaled>
+__device__ __forceinline__ void copy_queries(const DecodeKernelArgs& args,
+                                             const Shared<Fp8, Rows, Scaled>& shared, int32_t sequence,
+                                             int at) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int head = static_cast<int>(blockIdx.x) % args.rows.heads;
+    const int rows = args.rows.each;
+    if (lane == 0) {
+        barrier_arrive_expect(shared.query_full(at), static_cast<uint32_t>(rows * kQueryBytes));
+    }
+    __syncwarp();
+    if (lane < rows) {
+        const int row = head % args.rows.parts * rows + lane;
+        const int64_t token = int64_t{sequence} * args.decode.plan.q_len + row / args.rows.group;
+        const int q_head = head / args.rows.parts * args.rows.group + row % args.rows.group;
+        copy_bulk(shared.raw(at) + static_cast<uint32_t>(lane * kQueryBytes),
+                  static_cast<const std::byte*>(args.decode.q) +
+                      (token * args.decode.q_stride + q_head * kHeadDim) * 2,
+                  kQueryBytes, shared.query_full(at));
+    }
+}
+
 // The copying warp.
 template <bool Fp8, int Rows, bool Scaled>
 class Producer {
@@ -120,9 +156,7 @@ class Producer {
             const bool more_comes = walk.next(coming);
             const int32_t coming_pages = more_comes ? load_pages(coming, coming.piece.begin) : 0;
             if (work.slots > 0) {
-                if (ready_) {
-                    send_queries(work);
-                }
+                send_queries(work);
                 send_tiles(work, pages);
             }
             work = coming;
@@ -140,22 +174,11 @@ class Producer {
         const int32_t* table = kv.page_tables + static_cast<int64_t>(work.piece.sequence) * kv.pages_max;
         return tile + lane_ < work.piece.end ? table[tile + lane_] : 0;
     }
+    // Those of the first piece are the consumer's to bring where the previous kernel may still write them.
     __device__ __forceinline__ void send_queries(const DecodeWork& work) {
-        const int at = queries_ & 1;
-        barrier_wait(shared_.query_empty(at), (queries_ >> 1 & 1) ^ 1);
-        const int rows = args_.rows.each;
-        if (lane_ == 0) {
-            barrier_arrive_expect(shared_.query_full(at), static_cast<uint32_t>(rows * kQueryBytes));
-        }
-        __syncwarp();
-        if (lane_ < rows) {
-            const int row = head() % args_.rows.parts * rows + lane_;
-            const int64_t token = work.piece.sequence * args_.decode.plan.q_len + row / args_.rows.group;
-            const int q_head = kv_head() * args_.rows.group + row % args_.rows.group;
-            copy_bulk(shared_.raw(at) + static_cast<uint32_t>(lane_ * kQueryBytes),
-                      static_cast<const std::byte*>(args_.decode.q) +
-                          (token * args_.decode.q_stride + q_head * kHeadDim) * 2,
-                      kQueryBytes, shared_.query_full(at));
+        if (ready_) {
+            barrier_wait(shared_.query_empty(queries_ & 1), (queries_ >> 1 & 1) ^ 1);
+            copy_queries(args_, shared_, work.piece.sequence, queries_ & 1);
         }
         queries_ += 1;
     }
@@ -165,13 +188,13 @@ class Producer {
         // reaches.
         const int written = (work.slots - args_.decode.plan.q_len) / kDecodeTileSlots;
         const int early = min(min(written, work.piece.end), work.piece.begin + S::kStages / 2);
+        sparing_ = work.piece.end - work.piece.begin < kShortPiece;
         for (int tile = work.piece.begin; tile < work.piece.end; ++tile) {
-            if (!ready_ && tile >= early) {
-                wait_for_previous_kernel();
-                ready_ = true;
-                send_queries(work);
-            }
             const int i = (tile - work.piece.begin) % kWarp;
+            if (!ready_ && tile >= early) {
+                fetch_tiles(tile, min(written, work.piece.end), __shfl_sync(kFullWarp, pages, i + lane_ / 2));
+                become_ready();
+            }
             if (i == 0 && tile > work.piece.begin) {
                 pages = load_pages(work, tile);
             }
@@ -180,15 +203,27 @@ class Producer {
             send<0>(v_, head, page);
         }
         if (!ready_) {
-            wait_for_previous_kernel();
-            ready_ = true;
-            send_queries(work);
+            become_ready();
         }
+    }
+    __device__ __forceinline__ void become_ready() {
+        wait_for_previous_kernel();
+        ready_ = true;
+    }
+    // The first tiles from `tile` on, below `end`; page: of tile + lane / 2.
+    __device__ __forceinline__ void fetch_tiles(int tile, int end, int32_t page) const {
+        if (lane_ < 2 * kEarlyTiles && tile + lane_ / 2 < end) {
+            fetch_page(lane_ % 2 == 0 ? k_ : v_, kv_head(), page);
+        }
+        __syncwarp();
     }
     template <int ScaleBytes>
     __device__ __forceinline__ void send(const CUtensorMap* map, int head, int page) {
         const int stage = cursor_.stage;
         barrier_wait(shared_.empty(stage), cursor_.parity ^ 1);
+        if (!ready_ && sparing_ && stage >= kEarlyHalves) {
+            barrier_wait(shared_.full(stage - kEarlyHalves), 0);
+        }
         if (lane_ == 0) {
             barrier_arrive_expect(shared_.full(stage), S::kHalfBytes + ScaleBytes);
             copy_page(shared_.half(stage), map, head, page, shared_.full(stage));
@@ -210,7 +245,8 @@ class Producer {
     const int lane_;
     Cursor cursor_;
     uint32_t queries_ = 0;
-    bool ready_ = false;  // the previous kernel has ended
+    bool ready_ = false;    // the previous kernel has ended
+    bool sparing_ = false;  // has few copies under way until then
 };
 
 }  // namespace tessera::cuda

@@ -226,19 +226,27 @@ class DecodeParts {
             }
         }
     }
-    // Loads again what was not there yet.
+    // Loads again what is not there yet until all is, all of that at once: waiting for one piece after the
+    // other would ask the level-2 cache once for each that came late. What is there is not asked for again,
+    // since that delays the others.
     template <int Count>
     __device__ __forceinline__ void await(const DecodePieces& all, const Pick& pick, const DecodeSlice& slice,
                                           int place, Batch<Count>& batch) const {
+        for (bool missing = true; missing;) {
+            missing = false;
 #pragma unroll
-        for (int i = 0; i < Count; ++i) {
-            if (pick.has(i)) {
-                while (!is_written(batch.out[i]) || !is_written(batch.states[i].x) ||
-                       !is_written(batch.states[i].y)) {
+            for (int i = 0; i < Count; ++i) {
+                if (pick.has(i) && largest_word(batch.out[i], batch.states[i]) == kUnwritten) {
                     load(all.slot(pick(i)), slice, place, batch.out[i], batch.states[i]);
+                    missing = true;
                 }
             }
         }
+    }
+    __device__ static __forceinline__ uint32_t largest_word(const float4& out, const float2& state) {
+        const uint4 words = as_words(out);
+        return max(max(max(words.x, words.y), max(words.z, words.w)),
+                   max(__float_as_uint(state.x), __float_as_uint(state.y)));
     }
     // As not written, for the next kernel that publishes here.
     template <int Count>
@@ -373,9 +381,6 @@ class DecodeParts {
         state = load_relaxed_2(state_at(slot, slice));
     }
     __device__ static __forceinline__ bool is_written(float v) { return __float_as_uint(v) != kUnwritten; }
-    __device__ static __forceinline__ bool is_written(const float4& v) {
-        return is_written(v.x) && is_written(v.y) && is_written(v.z) && is_written(v.w);
-    }
     // Arithmetic makes no NaN of these bits, but it may pass one on.
     __device__ static __forceinline__ float written(float v) {
         return is_written(v) ? v : __uint_as_float(0x7FFFFFFF);
