@@ -33,6 +33,9 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
     if (threadIdx.x == 0) {
         init_barriers<Fp8>(base);
     }
+    if (Fp8 && threadIdx.x < 64) {
+        write_sum_rows(base, static_cast<int>(threadIdx.x));
+    }
     __syncthreads();
     if (group == 0) {
         registers_give<Fp8 ? 56 : 40>();

@@ -132,6 +132,23 @@ struct Bringer {
 
 // ---- fp8: the warps that turn V
 
+// Behind the 128 rows of each V^T lie 8 more that no turning touches: row j is one at each eighth place and
+// zero elsewhere. So the product with V adds up the weights as it takes them, rounded, in 8 parts of few
+// enough weights for the tensor cores' sums. Pieces are exchanged by the swizzle, but all of a row's are
+// alike.
+__device__ __forceinline__ void write_sum_rows(uint32_t base, int thread) {
+    using L = Layout<true>;
+    constexpr uint32_t kOne = 0x38;  // in e4m3
+    const int row = thread / 8 % 8;
+    const uint32_t low = row < 4 ? kOne << 8 * row : 0;
+    const uint32_t high = row < 4 ? 0 : kOne << 8 * (row - 4);
+    for (int stage = 0; stage < L::kTurnedStages; ++stage) {
+        const uint32_t rows = base + L::kTurned + stage * L::kTurnedBytes + kHeadDim * kSwizzleRowBytes;
+        store_shared_16(rows + thread % 64 * 16, make_uint4(low, high, low, high));
+    }
+    fence_proxy_async();
+}
+
 // Page `half` of a KV tile, [64 slots][128], becomes [128][64 slots]: bytes 64 half .. of the rows at `to`.
 // Of 16 slots, slot 8 b + 2 t + c comes to place 4 t + 2 b + c. Masked: slots outside [seen_first, seen_end)
 // become zeros.
@@ -193,7 +210,7 @@ __device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t bas
                 static_cast<int>(load_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value)));
             const int first = kv_tile * kPrefillKvSlots + half * kPageSlots;
             const uint32_t from = base + L::kValues + value * L::kKvBytes;
-            const uint32_t to = base + L::kTurned + turned * L::kKvBytes;
+            const uint32_t to = base + L::kTurned + turned * L::kTurnedBytes;
             const int seen_first = args.prefill.plan.first_slot - first;
             const int seen_end = tile.slots - first;
             if (seen_first > 0 || seen_end < kPageSlots) {

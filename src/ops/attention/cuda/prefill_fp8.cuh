@@ -8,6 +8,8 @@
 // The second operand of an fp8 product must have K (here the slots) contiguous: two warps of the first
 // warpgroup have turned V, the slots in the order in which a lane holds its weights. The sums of the tensor
 // cores keep few bits: each kSumTiles tiles of V begin from zero and are added to the output in float32.
+// Eight more columns of V, ones and zeros, add up the weights themselves as the product takes them, rounded:
+// where one slot outweighs all others, its rounding then cancels.
 #pragma once
 
 #include "ops/attention/cuda/prefill_consumer.cuh"
@@ -16,6 +18,7 @@
 namespace tessera::cuda::prefill {
 
 inline constexpr int kSumTiles = 4;
+inline constexpr int kSums = 68;  // a lane's: 64 of the output, 4 of the weights
 // |q| |k| <= 12.75 * 448 sqrt(128) < 65504: rounding to e4m3 makes a row at most 1/16 longer.
 inline constexpr float kQueryNorm = 12.0f;
 
@@ -108,11 +111,11 @@ struct Fp8Consumer : ConsumerBase<true> {
     }
 
     // Waits for the next V. fresh: the sums begin at zero.
-    __device__ __forceinline__ void issue_values(float (&sums)[64], const uint32_t (&packed)[4][4],
+    __device__ __forceinline__ void issue_values(float (&sums)[kSums], const uint32_t (&packed)[4][4],
                                                  bool fresh) {
         const unsigned stage = values % L::kTurnedStages;
         barrier_wait(full_barrier(base + L::kTurnedBarriers, stage), values / L::kTurnedStages % 2);
-        const uint32_t v = mma_operand(base + L::kTurned) + stage * (L::kKvBytes >> 4);
+        const uint32_t v = mma_operand(base + L::kTurned) + stage * (L::kTurnedBytes >> 4);
         mma_pin(sums);
         mma_begin();
 #pragma unroll
@@ -180,10 +183,9 @@ struct Fp8Consumer : ConsumerBase<true> {
         return most + kGrowth / scale;
     }
 
-    // Scores to weights, in the order in which turn_page() puts the slots. Added up as the product takes
-    // them, rounded: where one slot outweighs all others, its rounding then cancels.
-    __device__ __forceinline__ void soften(const uint32_t (&scores)[32], uint32_t (&packed)[4][4]) {
-        uint32_t totals[2][2];
+    // Scores to weights, in the order in which turn_page() puts the slots.
+    __device__ __forceinline__ void soften(const uint32_t (&scores)[32], uint32_t (&packed)[4][4]) const {
+        uint32_t all = 0;
         wait_turn();
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
@@ -191,39 +193,34 @@ struct Fp8Consumer : ConsumerBase<true> {
             const int at = i / 2 * 4 + half;
             const uint32_t a = half2_exp2(half2_fma(scores[at], by[half], offset[half]));
             const uint32_t b = half2_exp2(half2_fma(scores[at + 2], by[half], offset[half]));
-            const uint32_t four = pack_e4m3x4(a, b);
-            const uint32_t low = half2_from_e4m3(four);
-            const uint32_t high = half2_from_e4m3(four >> 16);
-            totals[half][0] = i < 2 ? low : half2_add(totals[half][0], low);
-            totals[half][1] = i < 2 ? high : half2_add(totals[half][1], high);
-            packed[i / 4][i % 4] = four;
+            packed[i / 4][i % 4] = pack_e4m3x4(a, b);
+            all |= packed[i / 4][i % 4];
         }
-        const uint32_t both[2] = {half2_add(totals[0][0], totals[0][1]),
-                                  half2_add(totals[1][0], totals[1][1])};
-        pass_turn(both[0] | both[1]);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            sum[half] += half2_low(both[half]) + half2_high(both[half]);
-        }
+        pass_turn(all);
     }
 
-    static __device__ __forceinline__ void add(float (&out)[64], const float (&sums)[64]) {
+    __device__ __forceinline__ void add(float (&out)[64], const float (&sums)[kSums]) {
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
             out[i] += sums[i];
         }
+        sum[0] += sums[64] + sums[65];
+        sum[1] += sums[66] + sums[67];
     }
-    __device__ __forceinline__ void rescale(float (&out)[64], float (&sums)[64]) {
+    __device__ __forceinline__ void rescale(float (&out)[64], float (&sums)[kSums]) {
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
             out[i] *= factor[i / 2 % 2];
+        }
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
             sums[i] *= factor[i / 2 % 2];
         }
         sum[0] *= factor[0];
         sum[1] *= factor[1];
     }
     // The product of KV tile `kv_tile` is there. Returns whether that of `next_tile` begins anew.
-    __device__ __forceinline__ bool settle(float (&out)[64], float (&sums)[64], int kv_tile, int next_tile,
+    __device__ __forceinline__ bool settle(float (&out)[64], float (&sums)[kSums], int kv_tile, int next_tile,
                                            bool grown) {
         mma_pin(sums);
         end_values();
@@ -251,7 +248,7 @@ struct Fp8Consumer : ConsumerBase<true> {
     }
 
     __device__ __forceinline__ void attend_steps(const Tile& tile, float (&out)[64]) {
-        float sums[64];
+        float sums[kSums];
         uint32_t packed[4][4];
         uint32_t scores[32];
         bool fresh = true;
@@ -272,7 +269,7 @@ struct Fp8Consumer : ConsumerBase<true> {
         }
         end_steps(out, sums, packed, fresh);
     }
-    __device__ __forceinline__ void end_steps(float (&out)[64], float (&sums)[64],
+    __device__ __forceinline__ void end_steps(float (&out)[64], float (&sums)[kSums],
                                               const uint32_t (&packed)[4][4], bool fresh) {
         issue_values(sums, packed, fresh);
         mma_wait<0>();

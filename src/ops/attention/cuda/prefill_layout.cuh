@@ -70,13 +70,15 @@ struct Layout {
         kPrefillKvSlots * kSwizzleRowBytes;  // 128 rows of 64 bfloat16 or of 128 e4m3
     static constexpr int kQueryHalf = kPrefillRows * kSwizzleRowBytes;
     static constexpr int kKvBytes = (Fp8 ? 1 : 2) * kHalf;
+    // The rows of V^T, and 8 that add up the weights (write_sum_rows()).
+    static constexpr int kTurnedBytes = (kHeadDim + 8) * kSwizzleRowBytes;
 
     static constexpr int kQueries = 0;  // bfloat16
     static constexpr int kNarrowQueries = kQueries + kQueryStages * 2 * kQueryHalf;
     static constexpr int kKeys = kNarrowQueries + (Fp8 ? kQueryHalf : 0);
     static constexpr int kValues = kKeys + kKeyStages * kKvBytes;
     static constexpr int kTurned = kValues + kValueStages * kKvBytes;
-    static constexpr int kTiles = kTurned + (Fp8 ? kTurnedStages * kKvBytes : 0);
+    static constexpr int kTiles = kTurned + (Fp8 ? kTurnedStages * kTurnedBytes : 0);
     static constexpr int kKvTiles = kTiles + kTileStages * static_cast<int>(sizeof(Tile));
     static constexpr int kScales = kKvTiles + 4 * (kKeyStages + kValueStages);
     static constexpr int kQueryBarriers = (kScales + (Fp8 ? 4 * kPrefillRows : 0) + 7) / 8 * 8;

@@ -26,11 +26,6 @@ __device__ __forceinline__ uint32_t half2_max(uint32_t a, uint32_t b) {
     asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 }
-__device__ __forceinline__ uint32_t half2_add(uint32_t a, uint32_t b) {
-    uint32_t c;
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
 __device__ __forceinline__ uint32_t half2_fma(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
@@ -63,15 +58,6 @@ __device__ __forceinline__ uint32_t pack_e4m3x4(uint32_t a, uint32_t b) {
         : "=r"(packed)
         : "r"(a), "r"(b));
     return packed;
-}
-
-// The two e4m3 in the low half.
-__device__ __forceinline__ uint32_t half2_from_e4m3(uint32_t packed) {
-    uint32_t values;
-    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\ncvt.rn.f16x2.e4m3x2 %0, l;\n}"
-        : "=r"(values)
-        : "r"(packed));
-    return values;
 }
 
 }  // namespace tessera::cuda
