@@ -52,7 +52,6 @@ __device__ __forceinline__ void narrow_queries(uint32_t from, uint32_t to, uint3
     if (part == 0) {
         store_shared_4(scales + 4 * row, __float_as_uint(norm / kQueryNorm));
     }
-    fence_proxy_async();
     group_barrier(barrier, kGroup);
 }
 
@@ -60,6 +59,8 @@ struct Fp8Consumer : ConsumerBase<true> {
     static constexpr float kGrowth = 4.75f;  // log2; with kShift below 448, e4m3's largest
     static constexpr float kShift = 4;       // a whole number: the weight of a row's reference is exact
     static constexpr uint32_t kHidden = 0xFC00FC00;  // -infinity, twice
+
+    uint32_t queries[4][4];  // the first operand of the scores, 32 columns a step
 
     // Of each half's rows, twice in a register: weight = 2^(score * by + offset).
     uint32_t by[2];
@@ -76,6 +77,12 @@ struct Fp8Consumer : ConsumerBase<true> {
         narrow_queries(from, to, base + L::kScales + 4 * index * kRows, hidden_thread(),
                        kGroupBarrier + index);
         end_queries();
+        const int lane = this_lane();
+        const uint32_t mine = to + swizzle_128(hidden_thread() / kWarp * 16 + lane % 16, lane / 16);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            load_matrices(mine ^ step << 5, queries[step]);
+        }
         const float common = args.prefill.scale * args.prefill.kv.k_scale * kLog2E;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -93,14 +100,13 @@ struct Fp8Consumer : ConsumerBase<true> {
         const unsigned stage = keys % L::kKeyStages;
         barrier_wait(full_barrier(base + L::kKeyBarriers, stage), keys / L::kKeyStages % 2);
         const int kv_tile = static_cast<int>(load_shared_4(base + L::kKvTiles + 4 * stage));
-        const uint32_t q = mma_operand(base + L::kNarrowQueries + index * kRows * kSwizzleRowBytes);
         const uint32_t k = mma_operand(base + L::kKeys) + stage * (L::kKvBytes >> 4);
         mma_pin(scores);
         mma_begin();
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
-            const uint32_t along = step * (kMmaStepBytes >> 4);
-            mma_shared_half(scores, mma_descriptor_of(q + along), mma_descriptor_of(k + along), step > 0);
+            mma_registers_half(scores, queries[step], mma_descriptor_of(k + step * (kMmaStepBytes >> 4)),
+                               step > 0);
         }
         mma_commit();
         ++keys;

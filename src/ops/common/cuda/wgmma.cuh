@@ -234,22 +234,23 @@ __device__ __forceinline__ void mma_shared(float (&d)[64], uint64_t a, uint64_t 
     }
 }
 
-// The same of e4m3 with float16 sums, two in a register: d[2 j] = row l / 4, columns 8 j + 2 (l % 4) and the next;
-// d[2 j + 1] = row l / 4 + 8. They must not exceed 65504.
-__device__ __forceinline__ void mma_shared_half(uint32_t (&d)[32], uint64_t a, uint64_t b, int add) {
+// The same of e4m3 with a[64, 32] in registers (lane l: row l / 4 has elements 4 (l % 4) .. + 3 in a[0] and those
+// 16 further in a[2], row l / 4 + 8 in a[1] and a[3]) and float16 sums, two in a register: d[2 j] = row l / 4,
+// columns 8 j + 2 (l % 4) and the next; d[2 j + 1] = row l / 4 + 8. They must not exceed 65504.
+__device__ __forceinline__ void mma_registers_half(uint32_t (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1;\n}\n"
+        "{%32, %33, %34, %35}, %36, p, 1, 1;\n}\n"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]),
             "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]),
             "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]),
             "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]),
             "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]),
             "+r"(d[30]), "+r"(d[31])
-        : "l"(a), "l"(b), "r"(add));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 // a[64, 16] in registers (laid out as d is, two bfloat16 a register), b[16, N] with N contiguous; adds to d.
@@ -321,7 +322,14 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t 
                  "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
                  : "memory");
 }
-// The other way: lane l gets elements 2 (l % 4) and the next of column l / 4 of each.
+// The other way: lane l gets elements 2 (l % 4) and the next of row l / 4 of each.
+__device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&matrices)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+                 : "r"(address)
+                 : "memory");
+}
+// Transposed: lane l gets elements 2 (l % 4) and the next of column l / 4 of each.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t address, uint32_t (&matrices)[4]) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
