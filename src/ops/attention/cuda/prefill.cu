@@ -1,7 +1,7 @@
 // Prefill attention over paged K and V, with or without a cached prefix.
 //
-// Roofline: 4 * 128 operations for each (query, head, visible slot) at 0.79 PFLOP/s (fp8: 1.58): 8,192 causal
-// queries with 64 heads take 1,392 us (696). The exponentials alone, 16 a clock and multiprocessor, take 520.
+// Roofline: 4 * 128 operations for each (query, head, visible slot) at 0.8 PFLOP/s (fp8: 1.465): 8,192 causal
+// queries with 64 heads take 1,375 us (751). The exponentials alone, 16 a clock and multiprocessor, take 520.
 //
 // Schedule: persistent blocks take query tiles in the plan's order. A tile is some queries times the heads of
 // one KV head, 128 rows, so K and V are read once for the whole group. In the first warpgroup a warp enters
