@@ -33,8 +33,7 @@ struct PagedKvCuda {
     int64_t k_offset = 0;
     int64_t v_offset = 0;
     DType dtype = DType::kBFloat16;  // kBFloat16 or kFloat8E4M3
-    // e4m3: value = stored * scale. The four forms of scales are those that qkv_post_cuda() writes; prefill
-    // takes the first alone.
+    // e4m3: value = stored * scale. The four forms of scales are those that qkv_post_cuda() writes.
     float k_scale = 1;
     float v_scale = 1;
     // In place of k_scale, one for each token and head: bytes from a page's begin to this layer's [kv_heads]

@@ -528,6 +528,25 @@ TEST(AttentionCuda, prefill_agrees_with_loops_in_double) {
     }
 }
 
+TEST(AttentionCuda, prefill_takes_scales_of_k_for_each_token_and_of_v_for_each_head) {
+    const std::vector<Sequence> sequences = {{0, 1}, {0, 65}, {129, 127}, {-1, 1}, {700, 25}, {63, 2}};
+    for (const bool rising : {false, true}) {
+        for (const AttentionCudaShape heads : {AttentionCudaShape{16, 2}, AttentionCudaShape{12, 1}}) {
+            const Case test_case({heads, true, 1, sequences, rising, true});
+            const std::vector<float> got = test_case.prefill();
+            const double error = relative_error(got, test_case.reference());
+            std::printf("prefill %d/%d with scales, rising %d: relative error %.2e\n", heads.q_heads,
+                        heads.kv_heads, rising, error);
+            EXPECT_LT(error, 4e-2);
+            EXPECT_EQ(got, test_case.prefill(true)) << "by lists of all KV tiles";
+        }
+    }
+    const Case one({{8, 1}, true, 1, {{200, 300}}, false, true});
+    const std::vector<float> whole = one.prefill();
+    const std::vector<float> rest = one.prefill(false, 77);
+    EXPECT_EQ(rest, std::vector<float>(whole.end() - static_cast<int64_t>(rest.size()), whole.end()));
+}
+
 // The last KV tile comes first: what is subtracted from the scores must move at each.
 TEST(AttentionCuda, prefill_of_scores_that_rise_from_tile_to_tile) {
     for (const bool fp8 : {false, true}) {

@@ -23,7 +23,7 @@
 namespace tessera::cuda::prefill {
 namespace {
 
-template <bool Fp8>
+template <bool Fp8, bool Scaled>
 __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelArgs args) {
     extern __shared__ uint8_t shared_raw[];
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
     const uint32_t base = __shfl_sync(kFullWarp, (shared_address(shared_raw) + 1023) / 1024 * 1024, 0);
     const int group = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroup, 0);
     if (threadIdx.x == 0) {
-        init_barriers<Fp8>(base);
+        init_barriers<Fp8, Scaled>(base);
     }
     if (Fp8 && threadIdx.x < 64) {
         write_sum_rows(base, static_cast<int>(threadIdx.x));
@@ -41,14 +41,14 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
         registers_give<Fp8 ? 56 : 40>();
         const int warp = static_cast<int>(threadIdx.x) / kWarp;
         if (warp == 0) {
-            Bringer<Fp8>{.args = args, .base = base}.run();
+            Bringer<Fp8, Scaled>{.args = args, .base = base}.run();
         } else if (Fp8 && warp <= kTurners) {
             turn_values(args, base, warp - 1);
         }
     } else {
         registers_take<Fp8 ? 224 : 232>();
         const int thread = static_cast<int>(threadIdx.x) % kGroup;
-        using Consumer = std::conditional_t<Fp8, Fp8Consumer, Bf16Consumer>;
+        using Consumer = std::conditional_t<Fp8, Fp8Consumer<Scaled>, Bf16Consumer>;
         Consumer{{.args = args, .base = base, .index = group - 1, .thread = thread}}.run();
     }
 }
@@ -64,13 +64,13 @@ CUtensorMap make_kv_map(const PagedKvCuda& kv, int64_t offset, int32_t kv_heads)
                                               .box = {kPageSlots, 1, 1}});
 }
 
-template <bool Fp8>
+template <bool Fp8, bool Scaled>
 void launch_prefill(cudaStream_t stream, const KernelArgs& args) {
-    cuda_check(cudaFuncSetAttribute(prefill_kernel<Fp8>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cuda_check(cudaFuncSetAttribute(prefill_kernel<Fp8, Scaled>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     Layout<Fp8>::kBytes));
     const int64_t tiles = args.plan.items_max * args.prefill.plan.shape.kv_heads;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, args.prefill.sm_count));
-    prefill_kernel<Fp8><<<blocks, Layout<Fp8>::kThreads, Layout<Fp8>::kBytes, stream>>>(args);
+    prefill_kernel<Fp8, Scaled><<<blocks, Layout<Fp8>::kThreads, Layout<Fp8>::kBytes, stream>>>(args);
     cuda_check_launch();
 }
 
@@ -85,8 +85,7 @@ void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args) {
     check(group * shape.kv_heads == shape.q_heads && group >= 1 && group <= 16,
           "attention prefill: a KV head must have 1 to 16 query heads");
     check(args.sm_count >= 1, "attention prefill: the number of multiprocessors is missing");
-    check(args.kv.k_scales_offset < 0 && args.kv.v_scales == nullptr,
-          "attention prefill: K and V have one scale each");
+    const bool scaled = args.kv.k_scales_offset >= 0;
     cuda::prefill::KernelArgs kernel_args{.prefill = args,
                                           .plan = cuda::make_prefill_plan(args.plan),
                                           .group = group,
@@ -100,10 +99,13 @@ void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args) {
     kernel_args.k_map = cuda::prefill::make_kv_map(args.kv, args.kv.k_offset, shape.kv_heads);
     kernel_args.v_map = cuda::prefill::make_kv_map(args.kv, args.kv.v_offset, shape.kv_heads);
     if (args.kv.dtype == DType::kFloat8E4M3) {
-        cuda::prefill::launch_prefill<true>(stream, kernel_args);
+        const auto launch =
+            scaled ? cuda::prefill::launch_prefill<true, true> : cuda::prefill::launch_prefill<true, false>;
+        launch(stream, kernel_args);
     } else {
-        check(args.kv.dtype == DType::kBFloat16, "attention prefill: KV in bfloat16 or e4m3");
-        cuda::prefill::launch_prefill<false>(stream, kernel_args);
+        check(args.kv.dtype == DType::kBFloat16 && !scaled && args.kv.v_scales == nullptr,
+              "attention prefill: KV in bfloat16 without scales or in e4m3");
+        cuda::prefill::launch_prefill<false, false>(stream, kernel_args);
     }
 }
 

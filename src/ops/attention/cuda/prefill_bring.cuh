@@ -35,7 +35,8 @@ __device__ __forceinline__ int kv_tile_of(const PrefillKvTiles& kv_tiles, const 
                : kv_tiles.tiles[static_cast<int64_t>(tile.list) * kv_tiles.tiles_max + place];
 }
 
-template <bool Fp8>
+// Scaled: each KV tile of K has its slots' scales beside it.
+template <bool Fp8, bool Scaled>
 struct Bringer {
     using L = Layout<Fp8>;
     const KernelArgs& args;
@@ -46,7 +47,6 @@ struct Bringer {
     // Two pages of one KV head's K or V; a page of -1 lies outside of the map and becomes zeros.
     __device__ __forceinline__ void bring_pages(uint32_t to, const CUtensorMap* map, int kv_head,
                                                 const int (&pages)[2], uint32_t barrier) {
-        barrier_arrive_expect(barrier, L::kKvBytes);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t page = to + i * kPageSlots * kSwizzleRowBytes;
@@ -57,17 +57,37 @@ struct Bringer {
         }
     }
 
+    // The scales of each slot's K, of the pages that there are.
+    __device__ __forceinline__ void bring_scales(uint32_t to, int kv_head, const int (&pages)[2],
+                                                 uint32_t barrier) {
+        const PagedKvCuda& kv = args.prefill.kv;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (pages[i] >= 0) {
+                copy_bulk(to + i * kScaleBytes,
+                          kv.pool + pages[i] * kv.page_stride + kv.k_scales_offset + kv_head * kScaleBytes,
+                          kScaleBytes, barrier);
+            }
+        }
+    }
+
     __device__ __forceinline__ void bring_step(const Tile& tile, int kv_tile, const int (&pages)[2]) {
         const int key = stage_of<L::kKeyStages>(steps);
         barrier_wait(empty_barrier(base + L::kKeyBarriers, key), parity_of<L::kKeyStages>(steps) ^ 1);
         store_shared_4(base + L::kKvTiles + 4 * key, kv_tile);
-        bring_pages(base + L::kKeys + key * L::kKvBytes, &args.k_map, tile.kv_head, pages,
-                    full_barrier(base + L::kKeyBarriers, key));
+        const uint32_t keys_full = full_barrier(base + L::kKeyBarriers, key);
+        const int scales = Scaled ? ((pages[0] >= 0) + (pages[1] >= 0)) * kScaleBytes : 0;
+        barrier_arrive_expect(keys_full, L::kKvBytes + scales);
+        bring_pages(base + L::kKeys + key * L::kKvBytes, &args.k_map, tile.kv_head, pages, keys_full);
+        if (Scaled) {
+            bring_scales(base + L::kKeyScales + 2 * key * kScaleBytes, tile.kv_head, pages, keys_full);
+        }
         const int value = stage_of<L::kValueStages>(steps);
         barrier_wait(empty_barrier(base + L::kValueBarriers, value), parity_of<L::kValueStages>(steps) ^ 1);
         store_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value), kv_tile);
-        bring_pages(base + L::kValues + value * L::kKvBytes, &args.v_map, tile.kv_head, pages,
-                    full_barrier(base + L::kValueBarriers, value));
+        const uint32_t values_full = full_barrier(base + L::kValueBarriers, value);
+        barrier_arrive_expect(values_full, L::kKvBytes);
+        bring_pages(base + L::kValues + value * L::kKvBytes, &args.v_map, tile.kv_head, pages, values_full);
     }
 
     // Lanes 2 i and 2 i + 1 look up the pages of step i of the next 16.

@@ -81,10 +81,12 @@ struct ConsumerBase {
     // Four lanes have a row, each two of every 8 columns; they exchange them so that each stores 16 bytes.
     __device__ __forceinline__ void store(const Tile& tile, const float (&out)[64]) const {
         const int lane = thread % 4;
+        const PagedKvCuda& kv = args.prefill.kv;
+        const float v_scale = Fp8 && kv.v_scales != nullptr ? kv.v_scales[tile.kv_head] : kv.v_scale;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const float total = warp_reduce<4>(sum[half], Sum{});
-            const float by = total == 0 ? 0.0f : args.prefill.kv.v_scale / total;  // 0: sees nothing
+            const float by = total == 0 ? 0.0f : v_scale / total;  // 0: sees nothing
             const int in_tile = row(half) / args.group;
             const int head = tile.kv_head * args.group + row(half) % args.group;
             auto* to = static_cast<__nv_bfloat16*>(args.prefill.out) +

@@ -55,10 +55,14 @@ __device__ __forceinline__ void narrow_queries(uint32_t from, uint32_t to, uint3
     group_barrier(barrier, kGroup);
 }
 
+// Scaled: K has a scale for each slot, V one for each KV head.
+template <bool Scaled>
 struct Fp8Consumer : ConsumerBase<true> {
     static constexpr float kGrowth = 4.75f;  // log2; with kShift below 448, e4m3's largest
     static constexpr float kShift = 4;       // a whole number: the weight of a row's reference is exact
     static constexpr uint32_t kHidden = 0xFC00FC00;  // -infinity, twice
+    static constexpr uint32_t kOnes = 0x3C003C00;
+    static constexpr float kSlotUnit = 0x1p-6f;  // of slots' scales, so that float16 keeps small ones
 
     uint32_t queries[4][4];  // the first operand of the scores, 32 columns a step
 
@@ -83,16 +87,21 @@ struct Fp8Consumer : ConsumerBase<true> {
         for (int step = 0; step < 4; ++step) {
             load_matrices(mine ^ step << 5, queries[step]);
         }
-        const float common = args.prefill.scale * args.prefill.kv.k_scale * kLog2E;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float scale = common * __uint_as_float(load_shared_4(base + L::kScales + 4 * row(half)));
-            const float finite = fminf(fmaxf(scale, 6e-8f), 65504.0f);  // zero times -infinity would be NaN
-            by[half] = half2_from(finite, finite);
+            by[half] = Scaled ? kOnes : row_scale(half, args.prefill.kv.k_scale);
             offset[half] = 0;
             sum[half] = 0;
         }
         limit = kHidden;
+    }
+
+    // What the scores of a row are multiplied with, twice. more: beside the row's own scale.
+    __device__ __forceinline__ uint32_t row_scale(int half, float more) const {
+        const float own = __uint_as_float(load_shared_4(base + L::kScales + 4 * row(half)));
+        const float scale = own * args.prefill.scale * kLog2E * more;
+        const float finite = fminf(fmaxf(scale, 6e-8f), 65504.0f);  // zero times -infinity would be NaN
+        return half2_from(finite, finite);
     }
 
     // Waits for the next K. Returns the KV tile.
@@ -112,8 +121,31 @@ struct Fp8Consumer : ConsumerBase<true> {
         ++keys;
         return kv_tile;
     }
-    __device__ __forceinline__ void end_keys() {
-        arrive(empty_barrier(base + L::kKeyBarriers, (keys - 1) % L::kKeyStages));
+    // The scores are there: K may go.
+    __device__ __forceinline__ void end_keys(uint32_t (&scores)[32]) const {
+        const unsigned stage = (keys - 1) % L::kKeyStages;
+        const uint32_t empty = empty_barrier(base + L::kKeyBarriers, stage);
+        if (Scaled) {
+            scale_scores(scores, base + L::kKeyScales + 2 * stage * kScaleBytes);
+            barrier_arrive(empty);
+        } else {
+            arrive(empty);
+        }
+    }
+    // By the scales of their slots and rows: then weight = 2^(score + offset).
+    __device__ __forceinline__ void scale_scores(uint32_t (&scores)[32], uint32_t scales) const {
+        const uint32_t rows[2] = {row_scale(0, kSlotUnit), row_scale(1, kSlotUnit)};
+        constexpr float kUnit = 1 / kSlotUnit;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const float2 raw = load_shared_8(scales + 4 * (8 * i + thread % 4 * 2));
+            const uint32_t slots = half2_from(raw.x * kUnit, raw.y * kUnit);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                uint32_t& score = scores[2 * i + half];
+                score = half2_multiply(score, half2_multiply(slots, rows[half]));
+            }
+        }
     }
 
     // Waits for the next V. fresh: the sums begin at zero.
@@ -246,7 +278,7 @@ struct Fp8Consumer : ConsumerBase<true> {
         const int kv_tile = issue_scores(scores);
         mma_wait<0>();
         mma_pin(scores);
-        end_keys();
+        end_keys(scores);
         hide(scores, tile, kv_tile);
         move_offsets(scores);
         soften(scores, packed);
@@ -265,7 +297,7 @@ struct Fp8Consumer : ConsumerBase<true> {
             issue_values(sums, packed, fresh);
             mma_wait<1>();
             mma_pin(scores);
-            end_keys();
+            end_keys(scores);
             hide(scores, tile, next_tile);
             const bool grown = move_offsets(scores);
             mma_wait<0>();

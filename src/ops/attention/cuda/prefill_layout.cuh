@@ -12,9 +12,10 @@ namespace tessera::cuda::prefill {
 
 inline constexpr int kHeadDim = 128;
 inline constexpr int kPageSlots = 64;
-inline constexpr int kRows = 64;    // of q, of a consumer
-inline constexpr int kGroup = 128;  // threads of a warpgroup
-inline constexpr int kTurners = 2;  // fp8: warps that turn V
+inline constexpr int kRows = 64;                    // of q, of a consumer
+inline constexpr int kGroup = 128;                  // threads of a warpgroup
+inline constexpr int kTurners = 2;                  // fp8: warps that turn V
+inline constexpr int kScaleBytes = 4 * kPageSlots;  // of a page's scales of K, of one KV head
 inline constexpr float kLog2E = 1.4426950408889634f;
 
 // Named barriers: of each consumer's threads, and two for each pair of warps that take turns.
@@ -78,7 +79,9 @@ struct Layout {
     static constexpr int kKeys = kNarrowQueries + (Fp8 ? kQueryHalf : 0);
     static constexpr int kValues = kKeys + kKeyStages * kKvBytes;
     static constexpr int kTurned = kValues + kValueStages * kKvBytes;
-    static constexpr int kTiles = kTurned + (Fp8 ? kTurnedStages * kTurnedBytes : 0);
+    static constexpr int kKeyScales =
+        kTurned + (Fp8 ? kTurnedStages * kTurnedBytes : 0);  // float32, a slot's
+    static constexpr int kTiles = kKeyScales + (Fp8 ? kKeyStages * 2 * kScaleBytes : 0);
     static constexpr int kKvTiles = kTiles + kTileStages * static_cast<int>(sizeof(Tile));
     static constexpr int kScales = kKvTiles + 4 * (kKeyStages + kValueStages);
     static constexpr int kQueryBarriers = (kScales + (Fp8 ? 4 * kPrefillRows : 0) + 7) / 8 * 8;
@@ -102,6 +105,12 @@ __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t value)
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
     uint32_t value;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ float2 load_shared_8(uint32_t address) {
+    float2 value;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
     return value;
 }
 
@@ -130,7 +139,7 @@ __device__ __forceinline__ int this_lane() {
     return lane;
 }
 
-template <bool Fp8>
+template <bool Fp8, bool Scaled>
 __device__ __forceinline__ void init_barriers(uint32_t base) {
     using L = Layout<Fp8>;
     const auto init = [](uint32_t ring, int stages, int full, int empty) {
@@ -142,7 +151,8 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
     constexpr int kConsumers = L::kConsumers * kGroupArrivals;
     constexpr int kTurned = kTurners * kWarpArrivals;
     init(base + L::kQueryBarriers, L::kQueryStages, 1, kConsumers + (Fp8 ? kTurned : 0));
-    init(base + L::kKeyBarriers, L::kKeyStages, 1, kConsumers);
+    // All of a consumer's threads read the scales of K.
+    init(base + L::kKeyBarriers, L::kKeyStages, 1, Scaled ? L::kConsumers * kGroup : kConsumers);
     init(base + L::kValueBarriers, L::kValueStages, 1, Fp8 ? kTurned : kConsumers);
     init(base + L::kTurnedBarriers, L::kTurnedStages, kTurned, kConsumers);
     barrier_init_fence();

@@ -26,6 +26,11 @@ __device__ __forceinline__ uint32_t half2_max(uint32_t a, uint32_t b) {
     asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 }
+__device__ __forceinline__ uint32_t half2_multiply(uint32_t a, uint32_t b) {
+    uint32_t c;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
 __device__ __forceinline__ uint32_t half2_fma(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
