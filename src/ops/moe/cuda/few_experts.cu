@@ -21,13 +21,18 @@ int64_t parts_bytes(const MoeCudaArgs& args) {
     return args.tokens * (args.k + 1) * slices_of(args.weights->tensors) * kFewDownOutputs * 4;
 }
 
+FewRouting few_routing(const MoeCudaArgs& args, bool shared) {
+    return {.chosen = args.chosen,
+            .tokens = static_cast<int32_t>(args.tokens),
+            .k = static_cast<int32_t>(args.k),
+            .experts = static_cast<int32_t>(args.weights->tensors.experts),
+            .shared = shared};
+}
+
 FewArgs few_args(const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
     const MoeCudaTensors& t = args.weights->tensors;
-    FewArgs out{.hidden = static_cast<int32_t>(t.hidden),
-                .tokens = static_cast<int32_t>(args.tokens),
-                .k = static_cast<int32_t>(args.k),
-                .experts = static_cast<int32_t>(t.experts),
-                .chosen = args.chosen,
+    FewArgs out{.routing = few_routing(args, t.shared_width > 0),
+                .hidden = static_cast<int32_t>(t.hidden),
                 .expert_weights = args.expert_weights,
                 .act = static_cast<uint8_t*>(inputs.act),
                 .act_bytes = inputs.act_width * dtype_size(t.dtype),

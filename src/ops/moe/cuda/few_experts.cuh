@@ -19,6 +19,7 @@
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/mma.cuh"
+#include "ops/moe/cuda/few_entries.cuh"
 #include "ops/moe/cuda/swiglu.cuh"
 
 namespace tessera::cuda {
@@ -37,19 +38,14 @@ struct FewSide {
 struct FewArgs {
     FewSide routed;
     FewSide shared;
+    FewRouting routing;
     int32_t hidden = 0;
-    int32_t tokens = 0;
-    int32_t k = 0;
-    int32_t experts = 0;
-    const int32_t* chosen = nullptr;        // [tokens, k]
     const float* expert_weights = nullptr;  // [tokens, k]
     uint8_t* act = nullptr;                 // rows: the pairs, then the tokens as the shared expert has them
     int64_t act_bytes = 0;                  // of a row
     __nv_bfloat16* y = nullptr;             // [tokens, hidden]
 };
 
-inline constexpr int kFewTokens = 8;  // columns of an instruction
-inline constexpr int kFewPairs = 64;
 inline constexpr int kFewChunk = 64;  // bytes of a row that four lanes load at once
 inline constexpr int kFewBatch = 4;   // chunks of a row that a lane loads at once
 inline constexpr int kFewWarps = 8;
@@ -116,61 +112,6 @@ struct FewBatch {
     }
 };
 
-// The experts of the batch, each once; the shared one first. A column is a row of act.
-struct FewEntries {
-    int32_t count;
-    int32_t expert[kFewPairs + 1];
-    int8_t columns[kFewPairs + 1][kFewTokens];  // -1: none
-};
-
-// By all threads, at least 64; `firsts` and `choices` are scratch. The caller synchronises.
-__device__ __forceinline__ void find_entries(const FewArgs& args, FewEntries& entries, int32_t* choices,
-                                             uint32_t* firsts) {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int pairs = args.tokens * args.k;
-    const int shared = args.shared.width > 0 ? 1 : 0;
-    for (int i = thread; i < (kFewPairs + 1) * kFewTokens; i += static_cast<int>(blockDim.x)) {
-        const bool token = shared != 0 && i < args.tokens;
-        (&entries.columns[0][0])[i] = static_cast<int8_t>(token ? pairs + i : -1);
-    }
-    if (thread < kFewPairs) {
-        const int expert = thread < pairs ? args.chosen[thread] : -1;
-        choices[thread] = expert < args.experts ? expert : -1;
-    }
-    __syncthreads();
-    uint64_t same = 0;
-    int expert = -1;
-    int first = 0;
-    if (thread < kFewPairs) {
-        expert = choices[thread];
-#pragma unroll
-        for (int i = 0; i < kFewPairs; ++i) {
-            same |= static_cast<uint64_t>(choices[i] == expert) << i;
-        }
-        first = __ffsll(static_cast<int64_t>(same)) - 1;
-        const uint32_t ballot = __ballot_sync(0xFFFFFFFFu, expert >= 0 && first == thread);
-        if (thread % 32 == 0) {
-            firsts[thread / 32] = ballot;
-        }
-    }
-    __syncthreads();
-    const uint64_t all = firsts[0] | static_cast<uint64_t>(firsts[1]) << 32;
-    if (thread == 0) {
-        entries.count = shared + __popcll(all);
-        entries.expert[0] = 0;
-    }
-    if (expert >= 0) {
-        const int entry = shared + __popcll(all & ((uint64_t{1} << first) - 1));
-        const int rank = __popcll(same & ((uint64_t{1} << thread) - 1));
-        if (rank < kFewTokens) {
-            entries.columns[entry][rank] = static_cast<int8_t>(thread);
-        }
-        if (first == thread) {
-            entries.expert[entry] = expert;
-        }
-    }
-}
-
 // One block's work on 8 outputs of an expert, or its next batch of it.
 struct FewGateUnit {
     int entry = 0;
@@ -204,10 +145,30 @@ struct FewGateUnit {
     }
 };
 
+// Of an entry, in fp8: of its sums, and one over act's.
+struct FewGateScales {
+    float gate;
+    float up;
+    float inverse;
+};
+// By all threads; the caller synchronises.
+__device__ __forceinline__ void few_gate_scales(const FewArgs& args, const FewEntries& entries,
+                                                FewGateScales (&scales)[kFewPairs + 1]) {
+    const auto entry = static_cast<int>(threadIdx.x);
+    if (entry < entries.count) {
+        const FewSide& side = args.routing.shared && entry == 0 ? args.shared : args.routed;
+        const int expert = entries.expert[entry];
+        scales[entry] = {.gate = side.input_scale * side.gate_up_scale[2 * expert],
+                         .up = side.input_scale * side.gate_up_scale[2 * expert + 1],
+                         .inverse = __frcp_rn(side.down_input_scale[expert])};
+    }
+}
+
 // SwiGLU of a unit, by a thread for each output and column, from the warps' sums.
 template <bool Fp8>
 __device__ __forceinline__ void few_store_act(
     const FewArgs& args, const FewEntries& entries, const FewGateUnit& unit,
+    const FewGateScales (&scales)[kFewPairs + 1],
     const float (&sums)[kFewWarps][2 * kFewGateOutputs][kFewTokens]) {
     const int n = static_cast<int>(threadIdx.x) / kFewGateOutputs;
     const int o = static_cast<int>(threadIdx.x) % kFewGateOutputs;
@@ -215,7 +176,6 @@ __device__ __forceinline__ void few_store_act(
     if (row < 0) {
         return;
     }
-    const FewSide& side = unit.shared ? args.shared : args.routed;
     float gate = 0;
     float up = 0;
 #pragma unroll
@@ -225,11 +185,9 @@ __device__ __forceinline__ void few_store_act(
     }
     uint8_t* act = args.act + row * args.act_bytes;
     if constexpr (Fp8) {
-        const int expert = unit.shared ? 0 : entries.expert[unit.entry];
-        const float h = swiglu(gate * (side.input_scale * side.gate_up_scale[2 * expert]),
-                               up * (side.input_scale * side.gate_up_scale[2 * expert + 1]));
-        const float inverse = __frcp_rn(side.down_input_scale[expert]);
-        act[unit.output + o] = static_cast<uint8_t>(pack_e4m3(round_bf16(h) * inverse, 0));
+        const FewGateScales scale = scales[unit.entry];
+        const float h = swiglu(gate * scale.gate, up * scale.up);
+        act[unit.output + o] = static_cast<uint8_t>(pack_e4m3(round_bf16(h) * scale.inverse, 0));
     } else {
         reinterpret_cast<__nv_bfloat16*>(act)[unit.output + o] = __float2bfloat16_rn(swiglu(gate, up));
     }
@@ -241,8 +199,8 @@ __global__ void __launch_bounds__(32 * kFewWarps, 2)
     few_gate_up_kernel(const __grid_constant__ FewArgs args) {
     __shared__ float sums[2][kFewWarps][2 * kFewGateOutputs][kFewTokens];
     __shared__ FewEntries entries;
-    __shared__ int32_t choices[kFewPairs];
-    __shared__ uint32_t firsts[2];
+    __shared__ FewEntriesScratch scratch;
+    __shared__ FewGateScales scales[kFewPairs + 1];
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int group = static_cast<int>(threadIdx.x % 32 / 4);
     const int64_t bytes = static_cast<int64_t>(args.hidden) * (Fp8 ? 1 : 2);
@@ -256,13 +214,14 @@ __global__ void __launch_bounds__(32 * kFewWarps, 2)
         to.load(of.gate, of.up, number * kFewWarps * kFewBatch + warp, kFewWarps, static_cast<int>(bytes));
     };
     const bool early = index < args.shared.width / kFewGateOutputs;
+    static_assert(kFewPairs + 1 <= 32 * kFewWarps);
     if (early) {
         unit = FewGateUnit::at(args, nullptr, index, bytes);
         load(batch[0], unit, 0);
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
-    find_entries(args, entries, choices, firsts);
+    find_entries(args.routing, entries, scratch);
     __syncthreads();
     const int routed = entries.count - (args.shared.width > 0 ? 1 : 0);
     const int units = (args.shared.width + routed * args.routed.width) / kFewGateOutputs;
@@ -272,6 +231,9 @@ __global__ void __launch_bounds__(32 * kFewWarps, 2)
     if (!early) {
         unit = FewGateUnit::at(args, entries.expert, index, bytes);
         load(batch[0], unit, 0);
+    }
+    if constexpr (Fp8) {
+        few_gate_scales(args, entries, scales);  // read after the first unit's barrier
     }
     float d[4] = {};
     int number = 0;
@@ -288,11 +250,11 @@ __global__ void __launch_bounds__(32 * kFewWarps, 2)
             load(next, following, last ? 0 : number + 1);
         }
         const int row = entries.columns[unit.entry][group];
-        const int pairs = args.tokens * args.k;
+        const int pairs = args.routing.tokens * args.routing.k;
         const uint8_t* column = nullptr;
         if (row >= 0) {
-            column =
-                unit.shared ? args.shared.x + (row - pairs) * bytes : args.routed.x + row / args.k * bytes;
+            column = unit.shared ? args.shared.x + (row - pairs) * bytes
+                                 : args.routed.x + row / args.routing.k * bytes;
         }
         now.template multiply<Fp8>(d, column, number * kFewWarps * kFewBatch + warp, kFewWarps,
                                    static_cast<int>(bytes));
@@ -301,7 +263,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 2)
             *reinterpret_cast<float2*>(&sums[buffer][warp][group][pair]) = make_float2(d[0], d[1]);
             *reinterpret_cast<float2*>(&sums[buffer][warp][group + 8][pair]) = make_float2(d[2], d[3]);
             __syncthreads();
-            few_store_act<Fp8>(args, entries, unit, sums[buffer]);
+            few_store_act<Fp8>(args, entries, unit, scales, sums[buffer]);
             buffer ^= 1;
 #pragma unroll
             for (float& value : d) {
@@ -344,20 +306,40 @@ struct FewDownUnit {
     }
 };
 
+// Of each pair: its weight, and with fp8 the scale of its sums; the shared expert's last. By all threads,
+// after find_entries().
+template <bool Fp8>
+__device__ __forceinline__ void few_down_scales(const FewArgs& args, const FewEntriesScratch& found,
+                                                float (&shares)[kFewPairs], float (&scales)[kFewPairs + 1]) {
+    const auto pair = static_cast<int>(threadIdx.x);
+    const int expert = pair < kFewPairs ? found.choices[pair] : -1;
+    if (expert >= 0) {
+        shares[pair] = args.expert_weights[pair];
+    }
+    if constexpr (Fp8) {
+        if (expert >= 0) {
+            scales[pair] = args.routed.down_input_scale[expert] * args.routed.down_scale[expert];
+        } else if (pair == kFewPairs && args.routing.shared) {
+            scales[pair] = args.shared.down_input_scale[0] * args.shared.down_scale[0];
+        }
+    }
+}
+
 // gridDim.x = hidden / 16. Dynamic shared memory: float [rows of act][slices][16].
 template <bool Fp8>
 __global__ void __launch_bounds__(32 * kFewWarps, 2)
     few_down_kernel(const __grid_constant__ FewArgs args, int slices) {
     extern __shared__ float parts[];
     __shared__ FewEntries entries;
-    __shared__ int32_t choices[kFewPairs];
-    __shared__ uint32_t firsts[2];
+    __shared__ FewEntriesScratch scratch;
+    __shared__ float shares[kFewPairs];
+    __shared__ float scales[kFewPairs + 1];
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int group = static_cast<int>(threadIdx.x % 32 / 4);
     const int output = static_cast<int>(blockIdx.x) * kFewDownOutputs;
     // The choices are complete: the kernel before waited for the one that made them, and let this one start
     // only then.
-    find_entries(args, entries, choices, firsts);
+    find_entries(args.routing, entries, scratch);
     __syncthreads();
     const int units = entries.count * slices;
     FewBatch batch[2];
@@ -367,8 +349,13 @@ __global__ void __launch_bounds__(32 * kFewWarps, 2)
         unit = FewDownUnit::at<Fp8>(args, entries, index, slices, output);
         unit.load(batch[0]);
     }
+    few_down_scales<Fp8>(args, scratch, shares, scales);  // read after the last barrier
     wait_for_previous_kernel();
     let_next_kernel_start();
+    const int token = static_cast<int>(threadIdx.x) / kFewDownOutputs;
+    const int o = static_cast<int>(threadIdx.x) % kFewDownOutputs;
+    __nv_bfloat16* y = args.y + static_cast<int64_t>(token) * args.hidden + output + o;
+    const float before = token < args.routing.tokens ? __bfloat162float(*y) : 0;
     const auto step = [&](FewBatch& now, FewBatch& next) {
         if (index >= units) {
             return false;
@@ -396,31 +383,29 @@ __global__ void __launch_bounds__(32 * kFewWarps, 2)
     while (step(batch[0], batch[1]) && step(batch[1], batch[0])) {
     }
     __syncthreads();
-    const int token = static_cast<int>(threadIdx.x) / kFewDownOutputs;
-    const int o = static_cast<int>(threadIdx.x) % kFewDownOutputs;
-    if (token >= args.tokens) {
+    if (token >= args.routing.tokens) {
         return;
     }
-    const auto result = [&](const FewSide& side, int row, int expert) {
+    const auto result = [&](const FewSide& side, int row, float scale) {
         const int used = (side.width * (Fp8 ? 1 : 2) + kFewSlice - 1) / kFewSlice;
         float sum = 0;
         for (int s = 0; s < used; ++s) {
             sum += parts[(row * slices + s) * kFewDownOutputs + o];
         }
-        return round_bf16(Fp8 ? sum * (side.down_input_scale[expert] * side.down_scale[expert]) : sum);
+        return round_bf16(Fp8 ? sum * scale : sum);
     };
     float sum = 0;
-    for (int i = 0; i < args.k; ++i) {
-        const int pair = token * args.k + i;
-        if (choices[pair] >= 0) {
-            sum = fmaf(args.expert_weights[pair], result(args.routed, pair, choices[pair]), sum);
+    for (int i = 0; i < args.routing.k; ++i) {
+        const int pair = token * args.routing.k + i;
+        if (scratch.choices[pair] >= 0) {
+            sum = fmaf(shares[pair], result(args.routed, pair, scales[pair]), sum);
         }
     }
-    if (args.shared.width > 0) {
-        sum = round_bf16(sum) + result(args.shared, args.tokens * args.k + token, 0);
+    if (args.routing.shared) {
+        sum = round_bf16(sum) +
+              result(args.shared, args.routing.tokens * args.routing.k + token, scales[kFewPairs]);
     }
-    __nv_bfloat16* y = args.y + static_cast<int64_t>(token) * args.hidden + output + o;
-    *y = __float2bfloat16_rn(__bfloat162float(*y) + round_bf16(sum));
+    *y = __float2bfloat16_rn(before + round_bf16(sum));
 }
 
 }  // namespace tessera::cuda
