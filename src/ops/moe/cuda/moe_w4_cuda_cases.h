@@ -1,20 +1,16 @@
 // The cases of routed experts in int4 on the device: activations are quantised within.
 #pragma once
 
-#include "ops/moe/cuda/moe_cuda_cases.h"
+#include "ops/moe/cuda/moe_routed_case.h"
 #include "ops/moe/w4_layout.h"
 
 namespace tessera {
 
 struct MoeW4Spec {
     std::string name;
-    int64_t tokens = 1;
+    RoutingSpec routing;
     int64_t hidden = 4096;
-    int64_t experts = 192;
-    int64_t k = 8;
     int64_t width = 1536;
-    bool padding = false;  // every third token has no experts
-    bool hot = false;      // every token chooses expert 0
 };
 
 // Units of one kind: random codes, scales near a normal distribution about zero.
@@ -65,93 +61,31 @@ class W4Noise {
     DeviceNoise scales_;
 };
 
-class MoeW4CudaCase {
+class MoeW4CudaCase : public MoeRoutedCase {
   public:
     MoeW4CudaCase(const CudaCaseData& data, const MoeW4Spec& spec)
-        : spec_(spec),
-          random_(data.seed),
-          x_(data, spec.tokens * spec.hidden, {random_.next() & 0xFFFFFF, 1}),
-          y_(data, spec.tokens * spec.hidden, {random_.next() & 0xFFFFFF, 1}),
-          gate_up_(data, spec.experts * (spec.width / 32), spec.hidden, scales(spec.hidden)),
-          down_(data, spec.experts * (spec.hidden / kW4UnitRows), spec.width, scales(spec.width)) {
-        const Result<DeviceProps> device = open_device(0);
-        tessera::check(device.ok(), "no device");
-        sm_count_ = device->sm_count;
+        : MoeRoutedCase(data, spec.routing, spec.hidden),
+          spec_(spec),
+          gate_up_(data, spec.routing.experts * (spec.width / 32), spec.hidden, scales(spec.hidden)),
+          down_(data, spec.routing.experts * (spec.hidden / kW4UnitRows), spec.width, scales(spec.width)) {
         for (int set = 0; set < data.sets; ++set) {
-            weights_.push_back(moe_cuda_bind({.dtype = DType::kInt4,
-                                              .hidden = spec.hidden,
-                                              .experts = spec.experts,
-                                              .width = spec.width,
-                                              .gate_up = gate_up_.at(set),
-                                              .down = down_.at(set)}));
-            chosen_.push_back(
-                choose_experts({spec.tokens, spec.experts, spec.k, spec.padding, spec.hot}, random_));
-            d_chosen_.push_back(std::make_unique<DeviceArray<int32_t>>(data.budget, chosen_.back(), 1));
+            add_weights(data, {.dtype = DType::kInt4,
+                               .hidden = spec.hidden,
+                               .experts = spec.routing.experts,
+                               .width = spec.width,
+                               .gate_up = gate_up_.at(set),
+                               .down = down_.at(set)});
         }
-        shares_.resize(static_cast<size_t>(spec.tokens * spec.k));
-        for (float& share : shares_) {
-            share = 0.3f + 0.2f * random_.uniform();
-        }
-        d_shares_ = std::make_unique<DeviceArray<float>>(data.budget, shares_, 1);
-        workspace_ = std::make_unique<DeviceScratch>(
-            data, moe_cuda_workspace_bytes(weights_[0].tensors, spec.tokens, spec.k), 1);
-    }
-
-    void launch(cudaStream_t stream, int set) {
-        moe_cuda(stream, {.weights = &weights_[static_cast<size_t>(set)],
-                          .x = x_.at(set),
-                          .tokens = spec_.tokens,
-                          .k = spec_.k,
-                          .chosen = d_chosen_[static_cast<size_t>(set)]->at(0),
-                          .expert_weights = d_shares_->at(0),
-                          .y = y_.at(set),
-                          .workspace = workspace_->at(0),
-                          .sm_count = sm_count_});
-    }
-
-    OpError check(cudaStream_t stream) {
-        workspace_->poison();
-        y_.refill();
-        launch(stream, 0);
-        cuda_check(cudaStreamSynchronize(stream));
-        std::vector<uint16_t> bits(static_cast<size_t>(spec_.tokens * spec_.hidden));
-        copy_blocking(bits.data(), y_.at(0), static_cast<int64_t>(bits.size() * 2));
-        const bool large = spec_.hidden * spec_.width > (1 << 20);
-        const std::vector<int64_t> columns = sampled_indices(spec_.hidden, large ? 64 : 4096, random_);
-        std::vector<float> got;
-        std::vector<float> want;
-        ThreadPool threads(reference_threads());
-        for (const int64_t t : sampled_indices(spec_.tokens, large ? 2 : 200, random_)) {
-            const std::vector<double> row = reference(t, columns, threads);
-            for (size_t i = 0; i < columns.size(); ++i) {
-                const int64_t at = t * spec_.hidden + columns[i];
-                got.push_back(bf16_to_f32(bits[static_cast<size_t>(at)]));
-                want.push_back(static_cast<float>(y_.value(at) + row[i]));
-            }
-        }
-        // As fp8's (moe_cuda_cases.h).
-        const double tolerance = std::max(0.05, 1.4 / std::sqrt(static_cast<double>(spec_.width)));
-        OpError error = compare_sums(got, want, tolerance, 0.0157);
-        error.mismatches += error.rms > 1.2e-2;
-        error += count_unwritten(widen_bf16(bits));
-        return error;
     }
 
     CudaCosts costs() const {
-        double experts = 0;
-        int64_t pairs = 0;
-        for (const std::vector<int32_t>& chosen : chosen_) {
-            const ExpertCounts counts = count_experts(chosen, spec_.experts);
-            experts += static_cast<double>(counts.experts);
-            pairs += counts.pairs;
-        }
-        const auto sets = static_cast<double>(chosen_.size());
+        const ExpertCounts mean = counts();
         const int64_t one =
             w4_gate_up_bytes(spec_.hidden, spec_.width) + w4_down_bytes(spec_.hidden, spec_.width);
         return {
-            .bytes = static_cast<int64_t>(experts / sets * static_cast<double>(one)) +
-                     6 * spec_.tokens * spec_.hidden,
-            .flops = static_cast<int64_t>(6 * static_cast<double>(pairs * spec_.width) / sets) * spec_.hidden,
+            .bytes = static_cast<int64_t>(mean.experts * static_cast<double>(one)) +
+                     6 * spec_.routing.tokens * spec_.hidden,
+            .flops = static_cast<int64_t>(6 * mean.pairs * static_cast<double>(spec_.width)) * spec_.hidden,
             .unit = CudaUnit::kFloat8};
     }
 
@@ -161,15 +95,16 @@ class MoeW4CudaCase {
         return {random_.next() & 0xFFFFFF, 0.22f / std::sqrt(static_cast<float>(inputs))};
     }
 
-    std::vector<double> reference(int64_t t, const std::vector<int64_t>& columns, ThreadPool& threads) const {
+    std::vector<double> reference(int64_t t, const std::vector<int64_t>& columns,
+                                  ThreadPool& threads) const override {
         std::vector<float> x(static_cast<size_t>(spec_.hidden));
         for (int64_t h = 0; h < spec_.hidden; ++h) {
             x[static_cast<size_t>(h)] = x_.value(t * spec_.hidden + h);
         }
         const std::vector<double> x8 = quantised(x);
         std::vector<double> sum(columns.size());
-        for (int64_t i = 0; i < spec_.k; ++i) {
-            const auto at = static_cast<size_t>(t * spec_.k + i);
+        for (int64_t i = 0; i < routing_.k; ++i) {
+            const auto at = static_cast<size_t>(t * routing_.k + i);
             if (chosen_[0][at] < 0) {
                 continue;
             }
@@ -212,26 +147,15 @@ class MoeW4CudaCase {
     }
 
     MoeW4Spec spec_;
-    OpRandom random_;
-    DeviceNoise x_, y_;
     W4Noise gate_up_, down_;
-    int sm_count_ = 0;
-    std::vector<MoeCudaWeights> weights_;
-    std::vector<std::vector<int32_t>> chosen_;
-    std::vector<float> shares_;
-    std::vector<std::unique_ptr<DeviceArray<int32_t>>> d_chosen_;
-    std::unique_ptr<DeviceArray<float>> d_shares_;
-    std::unique_ptr<DeviceScratch> workspace_;
 };
 
 inline CudaOpCase moe_w4_cuda_case(const MoeW4Spec& spec, bool bench) {
-    const double missed = std::pow(1 - static_cast<double>(spec.k) / static_cast<double>(spec.experts),
-                                   static_cast<double>(spec.tokens));
     const double bytes =
-        (1 - missed) * static_cast<double>(spec.experts * spec.width * 3 * spec.hidden) * 0.516;
-    return {fmt::format("{}{}tokens={} hidden={} experts={} k={} width={}{}{}", spec.name,
-                        spec.name.empty() ? "" : " ", spec.tokens, spec.hidden, spec.experts, spec.k,
-                        spec.width, spec.padding ? " padding" : "", spec.hot ? " hot" : ""),
+        experts_reached(spec.routing) * static_cast<double>(spec.width * 3 * spec.hidden) * 0.516;
+    return {fmt::format("{}{}tokens={} hidden={} experts={} k={} width={}{}", spec.name,
+                        spec.name.empty() ? "" : " ", spec.routing.tokens, spec.hidden, spec.routing.experts,
+                        spec.routing.k, spec.width, spec.routing.kind()),
             "int4", bench,
             [=](const CudaCaseData& data) {
                 auto run = std::make_shared<MoeW4CudaCase>(data, spec);
@@ -244,19 +168,24 @@ inline CudaOpCase moe_w4_cuda_case(const MoeW4Spec& spec, bool bench) {
 inline std::vector<CudaOpCase> moe_w4_cuda_cases() {
     std::vector<CudaOpCase> cases;
     for (const MoeW4Spec& spec :
-         {MoeW4Spec{"", 1, 256, 16, 4, 128}, MoeW4Spec{"", 7, 256, 16, 4, 128, true},
-          MoeW4Spec{"", 63, 384, 8, 2, 192}, MoeW4Spec{"", 65, 256, 4, 2, 320},
-          MoeW4Spec{"", 129, 640, 2, 1, 64, false, true}, MoeW4Spec{"", 200, 256, 3, 2, 128, true},
-          MoeW4Spec{"", 300, 256, 4, 2, 1536}}) {
+         {MoeW4Spec{"", {1, 16, 4}, 256, 128}, MoeW4Spec{"", {7, 16, 4, true}, 256, 128},
+          MoeW4Spec{"", {8, 24, 8}, 1152, 320}, MoeW4Spec{"", {16, 6, 4}, 384, 64},
+          MoeW4Spec{"", {63, 8, 2}, 384, 192}, MoeW4Spec{"", {65, 4, 2}, 256, 320},
+          MoeW4Spec{"", {129, 2, 1, false, true}, 640, 64}, MoeW4Spec{"", {200, 3, 2, true}, 256, 128},
+          MoeW4Spec{"", {300, 4, 2}, 256, 1536}}) {
         cases.push_back(moe_w4_cuda_case(spec, false));
     }
     for (MoeW4Spec spec : {MoeW4Spec{.name = "whole"}, MoeW4Spec{.name = "TP8", .width = 192},
-                           MoeW4Spec{.name = "EP8", .experts = 24}}) {
+                           MoeW4Spec{.name = "EP8", .routing = {.experts = 24}}}) {
         for (const int64_t tokens : {1, 8, 16, 64, 128, 512, 1024, 4096}) {
-            spec.tokens = tokens;
+            spec.routing.tokens = tokens;
             cases.push_back(moe_w4_cuda_case(spec, true));
         }
     }
+    for (const int64_t tokens : {64, 512, 4096}) {
+        cases.push_back(moe_w4_cuda_case({"whole", {.tokens = tokens, .zipf = true}}, true));
+    }
+    cases.push_back(moe_w4_cuda_case({"whole", {.tokens = 4096, .hot = true}}, true));
     return cases;
 }
 
