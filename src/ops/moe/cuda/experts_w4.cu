@@ -4,8 +4,8 @@
 namespace tessera::cuda {
 namespace {
 
-using W4NarrowShape = ExpertsW4Shape<1, kW4NarrowTile, 20>;
 using W4BroadShape = ExpertsW4Shape<2, kW4BroadTile, 7>;
+using W4WideShape = ExpertsW4Shape<1, kW4WideTile, 6>;
 
 template <typename Shape>
 void launch_shape(cudaStream_t stream, const ExpertsW4Args& args, int blocks) {
@@ -21,8 +21,8 @@ void launch_shape(cudaStream_t stream, const ExpertsW4Args& args, int blocks) {
 }  // namespace
 
 void launch_experts_w4(cudaStream_t stream, const ExpertsW4Args& args, int tile_max, int blocks) {
-    if (tile_max == kW4NarrowTile) {
-        launch_shape<W4NarrowShape>(stream, args, blocks);
+    if (tile_max == kW4WideTile) {
+        launch_shape<W4WideShape>(stream, args, blocks);
     } else {
         launch_shape<W4BroadShape>(stream, args, blocks);
     }

@@ -13,6 +13,7 @@
 #include "ops/moe/cuda/experts_w4.h"
 #include "ops/moe/cuda/quantize_row.cuh"
 #include "ops/moe/cuda/w4_mma.cuh"
+#include "ops/moe/cuda/w4_weights.cuh"
 #include "ops/moe/w4_layout.h"
 
 namespace tessera::cuda {
@@ -22,7 +23,7 @@ template <int Blocks, int TileMax, int Stages>
 struct ExpertsW4Shape {
     static constexpr int kBlocks = Blocks;
     static constexpr int kTileMax = TileMax;
-    static constexpr int kTileMin = 16;
+    static constexpr int kTileMin = TileMax > 96 ? 96 : 16;
     static constexpr int kStages = Stages;
     static constexpr int kWeightRows = 128 * Blocks;
     static constexpr int kOutputs = kWeightRows / 2;
@@ -32,16 +33,16 @@ struct ExpertsW4Shape {
     static constexpr int kWeightsOffset = TileMax * kSwizzleRowBytes;
     static constexpr int kUnitBytes = static_cast<int>(kW4GroupBytes);
     static constexpr int kStageBytes = (kWeightsOffset + 2 * Blocks * kUnitBytes + 1023) / 1024 * 1024;
-    static constexpr int kSlots = TileMax == 16 ? 6 : 3;
+    static constexpr int kSlots = 3;
     static constexpr int kBarriers = Stages * kStageBytes;
     static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
     static constexpr bool kRowScales = true;
     static constexpr int kSlotBytes = 32 + TileMax * 8;
-    // For each consumer: the rows' scales, whether it is an item's last, and with two blocks 64 rows of
-    // results.
-    static constexpr int kScaleBytes = TileMax * 4 + 16;
-    static constexpr int kResults = (kScaleBytes + 127) / 128 * 128;
-    static constexpr int kEndBytes = kResults + (Blocks > 1 ? 64 * kSwizzleRowBytes : 0);
+    // For each consumer: the rows' scales, whether it is an item's last, and 64 rows of results.
+    static constexpr int kScaleBytes = (TileMax + 4) * 4;
+    static constexpr int kLast = kScaleBytes;  // offset
+    static constexpr int kResults = (kScaleBytes + 4 + 127) / 128 * 128;
+    static constexpr int kEndBytes = kResults + 64 * kSwizzleRowBytes;
     static constexpr int kEnds = ((kTiles + 15) / 16 * 16 + kSlots * kSlotBytes + 127) / 128 * 128;
     static constexpr int kBytes = kEnds + 2 * kEndBytes;
     static_assert(kBytes <= 232448);
@@ -97,22 +98,6 @@ __device__ __forceinline__ void w4_bring_weights(const ExpertsW4Args& args,
     }
 }
 
-// Eight stored codes to two registers of four e4m3, each code * 2^-8: doubled, a magnitude up to 8 is the
-// bits of 2^-9 times it; a negative one is 2 * (its complement + 1), with the sign.
-__device__ __forceinline__ void w4_expand(uint32_t word, uint32_t& low, uint32_t& high) {
-    constexpr uint32_t kSigns = 0x01010101u;
-    constexpr uint32_t kCodes = 0x0E0E0E0Eu;
-    const uint32_t up = word >> 4;
-    low = (word & kSigns) * 130u + (word & kCodes);
-    high = (up & kSigns) * 130u + (up & kCodes);
-}
-inline constexpr float kW4Unit = 256;
-
-// A thread's weights of a group: 64 rows by 128 inputs of the warpgroup.
-struct W4Raw {
-    uint4 codes[2];
-    uint32_t scales = 0;  // of rows lane / 4 and lane / 4 + 8
-};
 __device__ __forceinline__ W4Raw w4_load(uint32_t unit) {
     const uint32_t thread = threadIdx.x % 128;
     W4Raw raw;
@@ -123,30 +108,6 @@ __device__ __forceinline__ W4Raw w4_load(uint32_t unit) {
             load_shared_16(unit + static_cast<uint32_t>(kW4ScaleBytes) + half * 2048 + thread * 16);
     }
     return raw;
-}
-
-// The same as e4m3, four steps of four registers.
-struct W4Weights {
-    uint32_t registers[16];
-    uint32_t scales = 0;
-};
-__device__ __forceinline__ W4Weights w4_convert(const W4Raw& raw) {
-    W4Weights out;
-    out.scales = raw.scales;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const uint4 codes = raw.codes[half];
-        w4_expand(codes.x, out.registers[8 * half], out.registers[8 * half + 1]);
-        w4_expand(codes.y, out.registers[8 * half + 2], out.registers[8 * half + 3]);
-        w4_expand(codes.z, out.registers[8 * half + 4], out.registers[8 * half + 5]);
-        w4_expand(codes.w, out.registers[8 * half + 6], out.registers[8 * half + 7]);
-    }
-    // Here, not after the wait that follows.
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        asm volatile("" : "+r"(out.registers[i]));
-    }
-    return out;
 }
 
 // part = the group's products.
@@ -181,9 +142,14 @@ __device__ __forceinline__ void w4_release(ExpertsRing<Stages>& ring) {
 }
 
 struct W4Rows {
-    bool copied = false;           // they came by cp.async
-    const float* scale = nullptr;  // of this thread's row; null: known already, or no row
+    bool copied = false;            // they came by cp.async
+    const float* scales = nullptr;  // null: known already
+    int rows = 0;
 };
+// Rows before `first` in its 16 bytes: the scales of act come in such pieces.
+__device__ __forceinline__ int w4_scales_begin(const float* first) {
+    return static_cast<int>(reinterpret_cast<uint64_t>(first) / 4 % 4);
+}
 
 // The groups of a tile, one after another, as one consumer sees them: a product is under way while the next
 // group's weights are brought to e4m3 and the last one's sums are added.
@@ -193,13 +159,14 @@ struct W4Tile {
     ExpertsRing<Shape::kStages> done;  // the oldest stage in use
     const bool copied;                 // the rows came by cp.async
 
-    // The first stage is there when this returns, and with it, in the second phase, the scale of this
-    // thread's row.
-    __device__ __forceinline__ W4Tile(ExpertsConsumer<Shape>& consumer, const W4Rows& rows, float& scale)
+    // The first stage is there when this returns. In the second phase the rows' scales then are in memory,
+    // and on their way to `scales`.
+    __device__ __forceinline__ W4Tile(ExpertsConsumer<Shape>& consumer, const W4Rows& rows, uint32_t scales)
         : me(consumer), done(consumer.ring), copied(rows.copied) {
         acquire();
-        if (rows.scale != nullptr) {
-            asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(scale) : "l"(rows.scale) : "memory");
+        const int piece = static_cast<int>(threadIdx.x % 128) * 4;
+        if (rows.scales != nullptr && piece < rows.rows + w4_scales_begin(rows.scales)) {
+            copy_async_16(scales + piece * 4, rows.scales - w4_scales_begin(rows.scales) + piece);
         }
     }
 
@@ -212,61 +179,40 @@ struct W4Tile {
             fence_proxy_async();
         }
     }
-    __device__ __forceinline__ W4Weights weights(int block) const {
-        return w4_convert(w4_load(stage() + Shape::kWeightsOffset +
-                                  (me.index * Shape::kBlocks + block) * Shape::kUnitBytes));
+    __device__ __forceinline__ W4Raw raw(int block) const {
+        return w4_load(stage() + Shape::kWeightsOffset +
+                       (me.index * Shape::kBlocks + block) * Shape::kUnitBytes);
     }
-    // Starts the product of a block; returns its scales.
-    __device__ __forceinline__ uint32_t start(float (&part)[N / 2], int block) const {
-        const W4Weights converted = weights(block);
-        w4_issue<N>(part, converted, mma_descriptor(stage()));
-        return converted.scales;
-    }
+    __device__ __forceinline__ W4Weights weights(int block) const { return w4_convert(raw(block)); }
 };
 
-// One block: two sets of partial sums take turns.
+// One block, one set of partial sums: many rows.
 template <typename Shape, int N>
-__device__ __forceinline__ void w4_multiply_narrow(float (&sums)[N / 2], ExpertsConsumer<Shape>& me,
-                                                   int steps, const W4Rows& rows_from, float& scale) {
-    W4Tile<Shape, N> tile(me, rows_from, scale);
-    float even[N / 2];
-    float odd[N / 2];
-    const auto start = [&](float(&part)[N / 2]) {
-        const uint32_t scales = tile.start(part, 0);
+__device__ __forceinline__ void w4_multiply_wide(float (&sums)[N / 2], ExpertsConsumer<Shape>& me, int steps,
+                                                 const W4Rows& rows_from, uint32_t scales) {
+    W4Tile<Shape, N> tile(me, rows_from, scales);
+    float part[N / 2];
+    W4Raw raw = tile.raw(0);
+    for (int step = 0; step < steps; ++step) {
+        const W4Weights weights = w4_convert(raw);
+        w4_issue<N>(part, weights, mma_descriptor(tile.stage()));
         me.ring.advance();
-        return scales;
-    };
-    uint32_t even_scales = start(even);
-    for (int step = 1;; step += 2) {
-        if (step >= steps) {
-            mma_wait<0>();
-            w4_promote<N>(sums, even, even_scales);
-            break;
+        if (step + 1 < steps) {
+            tile.acquire();
+            raw = tile.raw(0);
         }
-        tile.acquire();
-        const uint32_t odd_scales = start(odd);
-        mma_wait<1>();
-        w4_promote<N>(sums, even, even_scales);
-        w4_release(tile.done);
-        if (step + 1 >= steps) {
-            mma_wait<0>();
-            w4_promote<N>(sums, odd, odd_scales);
-            break;
-        }
-        tile.acquire();
-        even_scales = start(even);
-        mma_wait<1>();
-        w4_promote<N>(sums, odd, odd_scales);
+        mma_wait<0>();
+        w4_hold(weights);
+        w4_promote<N>(sums, part, weights.scales);
         w4_release(tile.done);
     }
-    w4_release(tile.done);
 }
 
 // Two blocks: one set of partial sums, as the registers allow.
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], ExpertsConsumer<Shape>& me,
-                                                  int steps, const W4Rows& rows_from, float& scale) {
-    W4Tile<Shape, N> tile(me, rows_from, scale);
+                                                  int steps, const W4Rows& rows_from, uint32_t scales) {
+    W4Tile<Shape, N> tile(me, rows_from, scales);
     float part[N / 2];
     W4Weights first = tile.weights(0);
     for (int step = 0; step < steps; ++step) {
@@ -274,6 +220,7 @@ __device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], Exper
         w4_issue<N>(part, first, rows);
         const W4Weights second = tile.weights(1);
         mma_wait<0>();
+        w4_hold(first);
         w4_promote<N>(sums[0], part, first.scales);
         w4_issue<N>(part, second, rows);
         me.ring.advance();
@@ -282,6 +229,7 @@ __device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], Exper
             first = tile.weights(0);
         }
         mma_wait<0>();
+        w4_hold(second);
         w4_promote<N>(sums[1], part, second.scales);
         w4_release(tile.done);
     }
@@ -291,7 +239,7 @@ __device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], Exper
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_multiply_tile(float (&sums)[Shape::kBlocks][N / 2],
                                                  ExpertsConsumer<Shape>& me, int steps, const W4Rows& rows,
-                                                 float& scale) {
+                                                 uint32_t scales) {
 #pragma unroll
     for (int block = 0; block < Shape::kBlocks; ++block) {
 #pragma unroll
@@ -299,10 +247,10 @@ __device__ __forceinline__ void w4_multiply_tile(float (&sums)[Shape::kBlocks][N
             sums[block][i] = 0;
         }
     }
-    if constexpr (Shape::kBlocks == 1) {
-        w4_multiply_narrow<Shape, N>(sums[0], me, steps, rows, scale);
+    if constexpr (Shape::kBlocks > 1) {
+        w4_multiply_broad<Shape, N>(sums, me, steps, rows, scales);
     } else {
-        w4_multiply_broad<Shape, N>(sums, me, steps, rows, scale);
+        w4_multiply_wide<Shape, N>(sums[0], me, steps, rows, scales);
     }
 }
 
@@ -317,12 +265,11 @@ __device__ __forceinline__ void w4_pass(ExpertsConsumer<Shape>& me, int steps) {
 
 // The rows' scales as the sums of a thread need them: columns 8 j + 2 (lane % 4) and the next.
 __device__ __forceinline__ float2 w4_row_scales(uint32_t scales, int j) {
+    const uint32_t at = scales + (8 * j + threadIdx.x % 4 * 2) * 4;
     float2 pair;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(pair.x), "=f"(pair.y)
-                 : "r"(scales + (8 * j + threadIdx.x % 4 * 2) * 4)
-                 : "memory");
-    return pair;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(pair.x) : "r"(at) : "memory");
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(pair.y) : "r"(at + 4) : "memory");
+    return make_float2(pair.x * kW4Unit, pair.y * kW4Unit);
 }
 
 struct W4End {
@@ -331,14 +278,15 @@ struct W4End {
     int barrier = 0;
 };
 
-// [64 rows, 64 columns] bfloat16 from shared memory (swizzled rows of 128 bytes) to `out`.
+// [64 rows, 8 * Pieces columns] bfloat16 from shared memory (swizzled rows of 128 bytes) to `out`.
+template <int Pieces>
 __device__ __forceinline__ void w4_copy_rows(const ExpertsTarget& to, int first) {
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int column = to.column + thread % 8 * 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = 16 * i + thread / 8;
-        if (first + row < to.rows && column < to.columns) {
+        if (first + row < to.rows && column < to.columns && thread % 8 < Pieces) {
             *reinterpret_cast<uint4*>(to.out + (first + row) * to.stride + column * 2) =
                 load_shared_16(to.buffer + swizzle_128(row, thread % 8));
         }
@@ -350,66 +298,27 @@ __device__ __forceinline__ void w4_store_act(const float (&sums)[Shape::kBlocks]
                                              const ExpertsTarget& to, const W4End& end) {
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int lane = thread % 32;
-    if constexpr (Shape::kBlocks == 1) {
-        const int column = to.column + thread / 32 * 8 + lane / 4;
 #pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-            const float2 scales = w4_row_scales(end.scales, j);
+    for (int chunk = 0; chunk < N; chunk += 64) {
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float scale = i == 0 ? scales.x : scales.y;
-                const int row = 8 * j + lane % 4 * 2 + i;
-                const float h = swiglu(sums[0][4 * j + i] * scale, sums[0][4 * j + 2 + i] * scale);
-                if (row < to.rows && column < to.columns) {
-                    *reinterpret_cast<__nv_bfloat16*>(to.out + row * to.stride + column * 2) =
-                        __float2bfloat16_rn(h);
+        for (int j = chunk / 8; j < min(chunk + 64, N) / 8; j += 2) {
+#pragma unroll
+            for (int block = 0; block < Shape::kBlocks; ++block) {
+                uint32_t matrices[2];
+#pragma unroll
+                for (int m = 0; m < 2; ++m) {
+                    const float2 scales = w4_row_scales(end.scales, j + m);
+                    const float* sum = sums[block] + 4 * (j + m);
+                    matrices[m] = pack_bf16(swiglu(sum[0] * scales.x, sum[2] * scales.x),
+                                            swiglu(sum[1] * scales.y, sum[3] * scales.y));
                 }
+                store_transposed(to.buffer + swizzle_128(8 * j - chunk + lane % 16, block * 4 + thread / 32),
+                                 matrices);
             }
         }
-    } else {
-#pragma unroll
-        for (int chunk = 0; chunk < N; chunk += 64) {
-#pragma unroll
-            for (int j = chunk / 8; j < min(chunk + 64, N) / 8; j += 2) {
-#pragma unroll
-                for (int block = 0; block < 2; ++block) {
-                    uint32_t matrices[2];
-#pragma unroll
-                    for (int m = 0; m < 2; ++m) {
-                        const float2 scales = w4_row_scales(end.scales, j + m);
-                        const float* sum = sums[block] + 4 * (j + m);
-                        matrices[m] = pack_bf16(swiglu(sum[0] * scales.x, sum[2] * scales.x),
-                                                swiglu(sum[1] * scales.y, sum[3] * scales.y));
-                    }
-                    store_transposed(
-                        to.buffer + swizzle_128(8 * j - chunk + lane % 16, block * 4 + thread / 32),
-                        matrices);
-                }
-            }
-            group_barrier(end.barrier, 128);
-            w4_copy_rows(to, chunk);
-            group_barrier(end.barrier, 128);
-        }
-    }
-}
-
-template <int N>
-__device__ __forceinline__ void w4_store_out_narrow(const float (&sums)[N / 2], const ExpertsTarget& to,
-                                                    const W4End& end) {
-    const int thread = static_cast<int>(threadIdx.x % 128);
-    const int column = to.column + thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-        const float2 scales = w4_row_scales(end.scales, j);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = 8 * j + thread % 4 * 2 + i % 2;
-            const int here = column + i / 2 * 8;
-            if (row < to.rows && here < to.columns) {
-                *reinterpret_cast<__nv_bfloat16*>(to.out + row * to.stride + here * 2) =
-                    __float2bfloat16_rn(sums[4 * j + i] * (i % 2 == 0 ? scales.x : scales.y));
-            }
-        }
+        group_barrier(end.barrier, 128);
+        w4_copy_rows<4 * Shape::kBlocks>(to, chunk);
+        group_barrier(end.barrier, 128);
     }
 }
 
@@ -433,7 +342,7 @@ __device__ __forceinline__ void w4_store_out(const float (&sums)[N / 2], const E
                              matrices);
         }
         group_barrier(end.barrier, 128);
-        w4_copy_rows(to, chunk);
+        w4_copy_rows<8>(to, chunk);
         group_barrier(end.barrier, 128);
     }
 }
@@ -444,7 +353,7 @@ __device__ __forceinline__ void w4_finish_act(const ExpertsW4Args& args, const E
                                               const W4End& end) {
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int width = args.experts.routed.width;
-    const uint32_t flag = end.scales + Shape::kTileMax * 4;
+    const uint32_t flag = end.scales + Shape::kLast;
     group_barrier(end.barrier, 128);
     if (thread == 0) {
         const int target = 2 * ((width + Shape::kOutputs - 1) / Shape::kOutputs);
@@ -481,7 +390,7 @@ __device__ __forceinline__ void w4_finish_act(const ExpertsW4Args& args, const E
 
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const ExpertsTile& tile,
-                                                ExpertsConsumer<Shape>& me, const W4End& end, float scale) {
+                                                ExpertsConsumer<Shape>& me, const W4End& base) {
     const W4Side side = w4_side(args, tile.phase);
     const int steps = (side.inputs + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
     const int unit = (tile.tile * 2 + me.index) * Shape::kBlocks;
@@ -489,17 +398,18 @@ __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const
         w4_pass(me, steps);
         return;
     }
-    const int thread = static_cast<int>(threadIdx.x % 128);
     float sums[Shape::kBlocks][N / 2];
-    const bool fetch = tile.phase == 1 && thread < tile.rows;
-    w4_multiply_tile<Shape, N>(sums, me, steps,
-                               {.copied = tile.phase == 0 && !args.experts.x_sorted,
-                                .scale = fetch ? args.act_scale + tile.row + thread : nullptr},
-                               scale);
-    if (thread < N) {
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(end.scales + thread * 4), "f"(scale * kW4Unit)
-                     : "memory");
+    const float* scales = tile.phase == 0 ? nullptr : args.act_scale + tile.row;
+    w4_multiply_tile<Shape, N>(
+        sums, me, steps,
+        {.copied = tile.phase == 0 && !args.experts.x_sorted, .scales = scales, .rows = tile.rows},
+        base.scales);
+    W4End end = base;
+    if (scales != nullptr) {
+        end.scales += 4 * w4_scales_begin(scales);
     }
+    copy_async_commit();
+    copy_async_wait<0>();
     group_barrier(end.barrier, 128);
     const int64_t stride = 2 * static_cast<int64_t>(tile.phase == 0 ? side.units * 32 : args.experts.hidden);
     ExpertsTarget to{.out = (tile.phase == 0 ? reinterpret_cast<uint8_t*>(args.act_bf16)
@@ -513,8 +423,6 @@ __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const
                      .barrier = end.barrier};
     if (tile.phase == 0) {
         w4_store_act<Shape, N>(sums, to, end);
-    } else if constexpr (Shape::kBlocks == 1) {
-        w4_store_out_narrow<N>(sums[0], to, end);
     } else {
 #pragma unroll
         for (int block = 0; block < Shape::kBlocks; ++block) {
@@ -527,14 +435,14 @@ __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const
 
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_consume_width(const ExpertsW4Args& args, const ExpertsTile& tile,
-                                                 ExpertsConsumer<Shape>& me, const W4End& end, float scale) {
+                                                 ExpertsConsumer<Shape>& me, const W4End& end) {
     if constexpr (N < Shape::kTileMax) {
         if (tile.columns > N) {
-            w4_consume_width<Shape, N + 16>(args, tile, me, end, scale);
+            w4_consume_width<Shape, N + 16>(args, tile, me, end);
             return;
         }
     }
-    w4_consume_tile<Shape, N>(args, tile, me, end, scale);
+    w4_consume_tile<Shape, N>(args, tile, me, end);
 }
 
 template <typename Shape>
@@ -549,15 +457,17 @@ __device__ __forceinline__ void w4_consume(const ExpertsW4Args& args, const Expe
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
     for (;;) {
         const ExpertsTile tile = acquire_tile(memory, tiles);
-        const int thread = static_cast<int>(threadIdx.x % 128);
-        const bool known = tile.phase == 0 && thread < tile.rows;
-        const float scale = known ? memory.row_scales(tiles.stage)[thread] : 0;
+        for (int row = static_cast<int>(threadIdx.x % 128); tile.phase == 0 && row < tile.rows; row += 128) {
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + row * 4),
+                         "f"(memory.row_scales(tiles.stage)[row])
+                         : "memory");
+        }
         release_tile(tiles);
         tiles.advance();
         if (tile.phase < 0) {
             return;
         }
-        w4_consume_width<Shape, Shape::kTileMin>(args, tile, me, end, scale);
+        w4_consume_width<Shape, Shape::kTileMin>(args, tile, me, end);
         if (tile.phase == 0) {
             w4_finish_act<Shape>(args, tile, end);
         }

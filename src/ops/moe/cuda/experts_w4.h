@@ -20,8 +20,8 @@ struct ExpertsW4Args {
     int32_t* stored = nullptr;         // [items]: consumers that have stored a tile of act_bf16; 0 at first
 };
 
-inline constexpr int kW4NarrowTile = 16;
 inline constexpr int kW4BroadTile = 96;
+inline constexpr int kW4WideTile = 176;
 inline constexpr int kW4WidthMax = 2048;
 inline constexpr int kW4HiddenMax = 8192;
 

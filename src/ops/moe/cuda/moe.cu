@@ -24,14 +24,15 @@ using WideShape = ExpertsShape<2, 192, 4>;
 constexpr int64_t kSortedMean = 128;
 constexpr int64_t kSortedWidth = 512;
 
-// (token, expert) pairs up to which int4 weights go in narrow tiles.
-constexpr int64_t kW4NarrowPairs = 16;
+// int4: wide tiles from here on, rows an expert and (token, expert) pairs.
+constexpr int64_t kW4WideMean = 112;
+constexpr int64_t kW4WidePairs = 16384;
 
 int choose_tile_max(const MoeCudaTensors& tensors, int64_t tokens, int64_t k) {
     const int64_t experts = tensors.experts;
     const int64_t mean = experts > 0 ? tokens * k / experts : tokens;
     if (tensors.dtype == DType::kInt4) {
-        return tokens * k <= kW4NarrowPairs ? kW4NarrowTile : kW4BroadTile;
+        return mean >= kW4WideMean && tokens * k >= kW4WidePairs ? kW4WideTile : kW4BroadTile;
     }
     const int64_t middle = experts > 0 ? 48 : MiddleShape::kTileMax;
     return mean <= 12 ? NarrowShape::kTileMax : mean <= middle ? MiddleShape::kTileMax : WideShape::kTileMax;
@@ -102,7 +103,7 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
     layout.tile_max = choose_tile_max(tensors, tokens, k);
     // The rows of the shared expert alone lie in their order already.
     layout.x_sorted =
-        layout.tile_max == (w4 ? kW4BroadTile : WideShape::kTileMax) &&
+        (w4 || layout.tile_max == WideShape::kTileMax) &&
         (tensors.experts == 0 || (tensors.dtype != DType::kBFloat16 && tensors.width >= kSortedWidth &&
                                   tokens * k / tensors.experts >= kSortedMean));
     layout.routed_rows = tokens * k;

@@ -1,0 +1,59 @@
+// The int4 weights of a thread: a group of 128 inputs of 64 rows (w4_layout.h), as the A side of wgmma.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/common/cuda/mma.cuh"
+#include "ops/moe/w4_layout.h"
+
+namespace tessera::cuda {
+
+// Eight stored codes to two registers of four e4m3, each code * 2^-8: doubled, a magnitude up to 8 is the
+// bits of 2^-9 times it; a negative one is 2 * (its complement + 1), with the sign.
+__device__ __forceinline__ void w4_expand(uint32_t word, uint32_t& low, uint32_t& high) {
+    constexpr uint32_t kSigns = 0x01010101u;
+    constexpr uint32_t kCodes = 0x0E0E0E0Eu;
+    const uint32_t up = word >> 4;
+    low = (word & kSigns) * 130u + (word & kCodes);
+    high = (up & kSigns) * 130u + (up & kCodes);
+}
+inline constexpr float kW4Unit = 256;
+
+// A thread's weights of a group: 64 rows by 128 inputs of the warpgroup.
+struct W4Raw {
+    uint4 codes[2];
+    uint32_t scales = 0;  // of rows lane / 4 and lane / 4 + 8
+};
+// The same as e4m3, four steps of four registers.
+struct W4Weights {
+    uint32_t registers[16];
+    uint32_t scales = 0;
+};
+// The product reads the registers while it is under way, which the compiler does not know: they are in use
+// until here.
+__device__ __forceinline__ void w4_hold(const W4Weights& weights) {
+#pragma unroll
+    for (const uint32_t value : weights.registers) {
+        asm volatile("" ::"r"(value) : "memory");
+    }
+}
+__device__ __forceinline__ W4Weights w4_convert(const W4Raw& raw) {
+    W4Weights out;
+    out.scales = raw.scales;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const uint4 codes = raw.codes[half];
+        w4_expand(codes.x, out.registers[8 * half], out.registers[8 * half + 1]);
+        w4_expand(codes.y, out.registers[8 * half + 2], out.registers[8 * half + 3]);
+        w4_expand(codes.z, out.registers[8 * half + 4], out.registers[8 * half + 5]);
+        w4_expand(codes.w, out.registers[8 * half + 6], out.registers[8 * half + 7]);
+    }
+    // Here, not after the wait that follows.
+#pragma unroll
+    for (uint32_t& value : out.registers) {
+        asm volatile("" : "+r"(value));
+    }
+    return out;
+}
+
+}  // namespace tessera::cuda
