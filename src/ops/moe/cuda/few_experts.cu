@@ -36,7 +36,8 @@ FewArgs few_args(const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
                 .expert_weights = args.expert_weights,
                 .act = static_cast<uint8_t*>(inputs.act),
                 .act_bytes = inputs.act_width * dtype_size(t.dtype),
-                .y = static_cast<__nv_bfloat16*>(args.y)};
+                .y = static_cast<__nv_bfloat16*>(args.y),
+                .add = inputs.add};
     out.routed = {.gate_up = static_cast<const uint8_t*>(t.gate_up),
                   .down = static_cast<const uint8_t*>(t.down),
                   .x = static_cast<const uint8_t*>(inputs.x),

@@ -44,6 +44,7 @@ struct FewArgs {
     uint8_t* act = nullptr;                 // rows: the pairs, then the tokens as the shared expert has them
     int64_t act_bytes = 0;                  // of a row
     __nv_bfloat16* y = nullptr;             // [tokens, hidden]
+    bool add = true;                        // to y
 };
 
 inline constexpr int kFewChunk = 64;  // bytes of a row that four lanes load at once
@@ -355,7 +356,7 @@ __global__ void __launch_bounds__(32 * kFewWarps, 2)
     const int token = static_cast<int>(threadIdx.x) / kFewDownOutputs;
     const int o = static_cast<int>(threadIdx.x) % kFewDownOutputs;
     __nv_bfloat16* y = args.y + static_cast<int64_t>(token) * args.hidden + output + o;
-    const float before = token < args.routing.tokens ? __bfloat162float(*y) : 0;
+    const float before = args.add && token < args.routing.tokens ? __bfloat162float(*y) : 0;
     const auto step = [&](FewBatch& now, FewBatch& next) {
         if (index >= units) {
             return false;

@@ -390,6 +390,23 @@ struct SharedW4 {
     }
 };
 
+// shared: may be null.
+void few_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, const SharedW4* shared) {
+    std::byte* shared_out = shared != nullptr ? args.workspace + layout.out : nullptr;
+    if (shared != nullptr) {
+        MoeCudaArgs alone = shared->args;
+        alone.y = shared_out;
+        const auto [x, shared_x] = expert_inputs(alone, shared->layout);
+        few_experts_cuda(stream, alone,
+                         {.x = x,
+                          .shared_x = shared_x,
+                          .act = alone.workspace + shared->layout.act,
+                          .act_width = shared->layout.act_width,
+                          .add = false});
+    }
+    few_experts_w4_cuda(stream, args, {.act = args.workspace + layout.act_bf16, .more = shared_out});
+}
+
 void moe_w4(cudaStream_t stream, const MoeCudaArgs& args) {
     const MoeCudaTensors& t = args.weights->tensors;
     const Layout layout = make_layout(t, args.tokens, args.k, args.sm_count);
@@ -406,6 +423,10 @@ void moe_w4(cudaStream_t stream, const MoeCudaArgs& args) {
         if (shared->fp8()) {
             quantise_inputs(stream, shared->args, shared->layout);
         }
+    }
+    if (few_experts_w4_serves(args) && (!shared.has_value() || few_experts_serves(shared->args))) {
+        few_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr);
+        return;
     }
     launch_plan(stream, plan);
     if (layout.x_sorted) {

@@ -11,6 +11,15 @@ namespace tessera::cuda {
 // 4 (l % 4) .. + 3; a[1]: row l / 4 + 8; a[2] and a[3]: the same rows, 16 inputs on. add = 0 starts from
 // zero.
 // clang-format off
+__device__ __forceinline__ void mma_weights_fp8(float (&d)[4], const uint32_t* a, uint64_t b, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 "
+        "{%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, %8, p, 1, 1;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
 __device__ __forceinline__ void mma_weights_fp8(float (&d)[8], const uint32_t* a, uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
