@@ -140,28 +140,6 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
         : "memory");
 }
 
-// A box the other way. Out-of-range elements are not written. The copies of a thread since the last
-// store_box_commit() are a group.
-__device__ __forceinline__ void store_box(const CUtensorMap* map, int column, int row, uint32_t from) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-        "r"(column), "r"(row), "r"(from)
-        : "memory");
-}
-__device__ __forceinline__ void store_box_commit() {
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Until at most Pending groups of this thread still read shared memory.
-template <int Pending>
-__device__ __forceinline__ void store_box_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
-}
-
-// Until all of this thread are done.
-__device__ __forceinline__ void store_box_wait() {
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

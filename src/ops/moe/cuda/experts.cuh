@@ -36,7 +36,6 @@ struct ExpertsSide {
 struct ExpertsArgs {
     ExpertsSide routed;
     ExpertsSide shared;
-    CUtensorMap out_map;
     int32_t hidden = 0;
     int32_t x_stride = 0;  // bytes
     int32_t tokens = 0;
@@ -53,6 +52,12 @@ struct ExpertsArgs {
     uint8_t* act = nullptr;                 // [sorted rows, act_stride]
     void* out = nullptr;                    // [sorted rows, hidden] bfloat16
     int64_t act_stride = 0;                 // elements
+};
+
+// How far a block of experts_kernel looks ahead in the list of down tiles.
+struct ExpertsLook {
+    int32_t run = 1;    // neighbouring tiles that one claim takes; divides an item's
+    int32_t ahead = 1;  // tiles that a block may hold, the one under way among them, when it claims more
 };
 
 inline constexpr int kExpertsThreads = 384;
@@ -75,8 +80,13 @@ struct ExpertsShape {
     static constexpr int kConsumerArrivals = 2;       // at a stage's "empty" barrier
     static constexpr bool kRowScales = false;         // of x, in the tiles' list
     static constexpr int kStageBytes = kWeightBytes + TileMax * kSwizzleRowBytes;
-    static constexpr int kSlots = TileMax == 16 ? 6 : 3;
-    static constexpr int kBarriers = Stages * kStageBytes;
+    static constexpr int kSlots = TileMax == 16 ? 6 : TileMax == 64 ? 8 : 3;
+    // Results of a consumer pass through a buffer: with many tokens the last stage's weights, which then
+    // waits.
+    static constexpr bool kOwnBuffer = TileMax <= 64;
+    static constexpr int kResultBytes = 8192;
+    static constexpr int kBuffers = Stages * kStageBytes;
+    static constexpr int kBarriers = kBuffers + (kOwnBuffer && Blocks > 1 ? 2 * kResultBytes : 0);
     static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
     static constexpr int kSlotBytes = 32 + TileMax * 4;
     static constexpr int kBytes = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;

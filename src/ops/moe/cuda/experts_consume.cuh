@@ -40,7 +40,8 @@ struct ExpertsConsumer {
     ExpertsRing<Shape::kStages> ring;
     int index = 0;  // 0 or 1
     bool leader = false;
-    uint32_t buffer = 0;        // of 16 KiB (two blocks): the last stage's weights of this consumer
+    uint32_t buffer =
+        0;  // of kResultBytes: without one of its own, the last stage's weights of this consumer
     int32_t* untold = nullptr;  // of the item whose tile of act is stored, and those who wait do not know yet
 };
 
@@ -50,7 +51,6 @@ struct ExpertsConsumer {
 template <typename Shape>
 __device__ __forceinline__ void experts_tell(ExpertsConsumer<Shape>& me) {
     if (me.leader && me.untold != nullptr) {
-        store_box_wait();
         __threadfence();
         atomicAdd(me.untold, 1);
     }
@@ -73,8 +73,11 @@ __device__ __forceinline__ uint32_t experts_multiply(float (&sums)[Shape::kBlock
     }
     for (int step = 0; step < steps; ++step) {
         const uint32_t stage = me.memory + me.ring.stage * Shape::kStageBytes;
-        me.buffer = stage + me.index * Shape::kBlocks * Shape::kBlockBytes;
-        const uint64_t weights = mma_descriptor(me.buffer);
+        const uint32_t mine = stage + me.index * Shape::kBlocks * Shape::kBlockBytes;
+        if constexpr (!Shape::kOwnBuffer) {
+            me.buffer = mine;
+        }
+        const uint64_t weights = mma_descriptor(mine);
         const uint64_t rows = mma_descriptor(stage + Shape::kWeightBytes);
         barrier_wait(me.ring.full(), me.ring.parity);
         if (copied) {
@@ -111,7 +114,7 @@ __device__ __forceinline__ uint32_t experts_multiply(float (&sums)[Shape::kBlock
     for (int block = 0; block < Shape::kBlocks; ++block) {
         mma_pin(sums[block]);
     }
-    if constexpr (Shape::kBlocks > 1) {
+    if constexpr (!Shape::kOwnBuffer) {
         group_barrier(1 + me.index, 128);  // before the first of these warps writes to the buffer
     }
     return release;
@@ -132,64 +135,56 @@ __device__ __forceinline__ void experts_pass(ExpertsConsumer<Shape>& me, int ste
 
 // Where 64 outputs of a tile's rows go. Elements of out; columns past the end do not exist.
 struct ExpertsTarget {
-    const CUtensorMap* map = nullptr;
     uint8_t* out = nullptr;  // row 0 of the tile
     int64_t stride = 0;      // bytes
-    int row = 0;             // of the tile, for the map
     int rows = 0;
     int column = 0;
     int columns = 0;
     uint32_t buffer = 0;  // shared memory
     int barrier = 0;      // of the consumer's threads
-    int turn = 0;         // counts the uses of the buffer's halves
 };
 
-// [rows, 64] bfloat16 through two buffers of 64 rows of 128 bytes, so that a row's outputs are neighbours: 16
-// rows at a time by the copy engine, what is left of them by the threads. `turn` counts the buffers' uses.
+// [rows, 64] bfloat16: of each row 32 bytes by each warp, through 2 KiB of its own of the buffer, for 32 rows
+// in turn with the next 32. Warps wait for nothing but themselves.
 template <int N>
 __device__ __forceinline__ void store_bf16_rows(const float (&values)[N / 2], float scale,
-                                                ExpertsTarget& to) {
+                                                const ExpertsTarget& to) {
+    constexpr int kPieceBytes = 16 * 32;  // 16 rows of a warp
+    constexpr int kPieces = 2;
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int lane = thread % 32;
-    const int place = (thread / 32) * 2 + (lane / 8) % 2;
+    const auto place = [&to, thread](int row, int half) {
+        return to.buffer + thread / 32 * (2 * kPieces * kPieceBytes) + row * 32 +
+               (half ^ ((row >> 2) & 1)) * 16;
+    };
+    const uint32_t put = place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const uint32_t get = place(lane / 2, lane % 2);
+    const int column = to.column + thread / 32 * 16 + lane % 2 * 8;
+    const int rows = column < to.columns ? to.rows - lane / 2 : 0;
+    uint8_t* out = to.out + lane / 2 * to.stride + column * 2;
 #pragma unroll
-    for (int chunk = 0; chunk < N; chunk += 64) {
-        const uint32_t here = to.buffer + to.turn % 2 * 64 * kSwizzleRowBytes;
-        if (to.turn++ >= 2) {
-            if (thread == 0) {
-                store_box_wait_read<1>();
-            }
-            group_barrier(to.barrier, 128);
-        }
+    for (int first = 0; first < N / 16; first += kPieces) {
+        const int buffer = first % (2 * kPieces) * kPieceBytes;
 #pragma unroll
-        for (int j = chunk / 16; j < min(chunk + 64, N) / 16; ++j) {
+        for (int j = first; j < min(first + kPieces, N / 16); ++j) {
             uint32_t matrices[4];
 #pragma unroll
             for (int m = 0; m < 4; ++m) {
                 matrices[m] = pack_bf16(values[8 * j + 2 * m] * scale, values[8 * j + 2 * m + 1] * scale);
             }
-            const int row = 16 * j - chunk + (lane / 16) * 8 + lane % 8;
-            store_transposed(here + swizzle_128(row, place), matrices);
+            store_transposed(put + buffer + (j - first) * kPieceBytes, matrices);
         }
-        fence_proxy_async();
-        group_barrier(to.barrier, 128);
-        const int rows = min(to.rows - chunk, 64);
-        if (thread == 0) {
+        __syncwarp();
 #pragma unroll
-            for (int i = 0; i < min(64, N - chunk) / 16; ++i) {
-                if (16 * i + 16 <= rows) {
-                    store_box(to.map, to.column, to.row + chunk + 16 * i, here + 16 * i * kSwizzleRowBytes);
-                }
+        for (int j = first; j < min(first + kPieces, N / 16); ++j) {
+            const uint4 raw = load_shared_16(get + buffer + (j - first) * kPieceBytes);
+            if (16 * j < rows) {
+                *reinterpret_cast<uint4*>(out) = raw;
             }
-            store_box_commit();
-        }
-        const int row = max(rows, 0) / 16 * 16 + thread / 8;
-        const int column = to.column + thread % 8 * 8;
-        if (row < rows && column < to.columns) {
-            const uint4 raw = load_shared_16(here + swizzle_128(row, thread % 8));
-            *reinterpret_cast<uint4*>(to.out + (chunk + row) * to.stride + column * 2) = raw;
+            out += 16 * to.stride;
         }
     }
+    __syncwarp();
 }
 
 // SwiGLU, rounded to bfloat16, then e4m3. A thread's rows of weights r and r + 8 are neighbouring outputs.
@@ -280,15 +275,13 @@ __device__ __forceinline__ void experts_store_act(const ExpertsArgs& args, const
                                                   const ExpertsConsumer<Shape>& me) {
     const int64_t stride = args.act_stride * (Fp8 ? 1 : 2);
     const ExpertsSide& side = experts_side(args, tile);
-    ExpertsTarget to{.map = &side.act,
-                     .out = args.act + tile.row * stride,
-                     .stride = stride,
-                     .row = tile.row,
-                     .rows = tile.rows,
-                     .column = tile.tile * Shape::kOutputs + me.index * Shape::kOutputs / 2,
-                     .columns = side.width,
-                     .buffer = me.buffer,
-                     .barrier = 1 + me.index};
+    const ExpertsTarget to{.out = args.act + tile.row * stride,
+                           .stride = stride,
+                           .rows = tile.rows,
+                           .column = tile.tile * Shape::kOutputs + me.index * Shape::kOutputs / 2,
+                           .columns = side.width,
+                           .buffer = me.buffer,
+                           .barrier = 1 + me.index};
     if constexpr (Shape::kBlocks == 1) {
         store_act_narrow<Fp8, N>(sums[0], scales, to);
     } else if constexpr (Fp8) {
@@ -307,10 +300,8 @@ __device__ __forceinline__ void experts_store_out(const ExpertsArgs& args, const
                                                   const float (&sums)[Shape::kBlocks][N / 2], float scale,
                                                   const ExpertsConsumer<Shape>& me) {
     const int64_t stride = static_cast<int64_t>(args.hidden) * 2;
-    ExpertsTarget to{.map = &args.out_map,
-                     .out = static_cast<uint8_t*>(args.out) + tile.row * stride,
+    ExpertsTarget to{.out = static_cast<uint8_t*>(args.out) + tile.row * stride,
                      .stride = stride,
-                     .row = tile.row,
                      .rows = tile.rows,
                      .column = tile.tile * Shape::kWeightRows + me.index * Shape::kWeightRows / 2,
                      .columns = args.hidden,
@@ -343,8 +334,7 @@ __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, co
     float sums[Shape::kBlocks][N / 2];
     const uint32_t release =
         experts_multiply<Fp8, Shape, N>(sums, me, steps, tile.phase == 0 && !args.x_sorted);
-    constexpr bool kBuffered = Shape::kBlocks > 1;
-    if (!kBuffered && me.leader) {
+    if (Shape::kOwnBuffer && me.leader) {
         barrier_arrive(release);
     }
     if (tile.phase == 0) {
@@ -353,13 +343,16 @@ __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, co
     } else {
         experts_store_out<Shape, N>(args, tile, sums, scales.gate, me);
     }
-    if (kBuffered && me.leader) {
-        store_box_wait_read<0>();
-    }
-    fence_proxy_async();
-    group_barrier(1 + me.index, 128);
-    if (kBuffered && me.leader) {
-        barrier_arrive(release);
+    if constexpr (Shape::kOwnBuffer) {
+        if (tile.phase == 0) {
+            group_barrier(1 + me.index, 128);  // the leader tells of all threads' stores
+        }
+    } else {
+        fence_proxy_async();
+        group_barrier(1 + me.index, 128);
+        if (me.leader) {
+            barrier_arrive(release);
+        }
     }
 }
 
@@ -382,7 +375,8 @@ __device__ __forceinline__ void experts_consume(const ExpertsArgs& args, const E
     ExpertsConsumer<Shape> me{.memory = memory.address,
                               .ring = memory.stages(),
                               .index = consumer,
-                              .leader = threadIdx.x % 128 == 0};
+                              .leader = threadIdx.x % 128 == 0,
+                              .buffer = memory.address + Shape::kBuffers + consumer * Shape::kResultBytes};
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
     for (;;) {
         const ExpertsTile tile = acquire_tile(memory, tiles);

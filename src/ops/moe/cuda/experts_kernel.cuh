@@ -16,7 +16,7 @@ namespace tessera::cuda {
 
 template <bool Fp8, typename Shape>
 __global__ void __launch_bounds__(kExpertsThreads, 1)
-    experts_kernel(const __grid_constant__ ExpertsArgs args) {
+    experts_kernel(const __grid_constant__ ExpertsArgs args, const ExpertsLook look) {
     extern __shared__ __align__(1024) uint8_t shared_raw[];
     const ExpertsMemory<Shape> memory{.base = shared_raw, .address = shared_address(shared_raw)};
     const int warpgroup = static_cast<int>(threadIdx.x / 128);
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kExpertsThreads, 1)
         registers_give<40>();
         const int warp = static_cast<int>(threadIdx.x % 128 / 32);
         if (warp == 0) {
-            experts_schedule(args, memory);
+            experts_schedule(args, memory, look);
         } else if (warp == 1) {
             if (threadIdx.x % 32 == 0) {
                 experts_bring_weights<Fp8>(args, memory);

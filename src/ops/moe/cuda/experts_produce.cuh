@@ -50,16 +50,16 @@ struct ExpertsList {
           gates(shared_gates + routed_items * gate_tiles),
           downs((args.shared_items + routed_items) * down_tiles) {}
 
-    // All gate and up tiles, then all down tiles; within each by item.
-    __device__ __forceinline__ ExpertsTile tile(const ExpertsArgs& args, int index) const {
+    // All gate and up tiles, then all down tiles, `run` at once; within each by item.
+    __device__ __forceinline__ ExpertsTile tile(const ExpertsArgs& args, int index, int run) const {
         int item = 0;
         int place = 0;
-        if (index >= gates + downs) {
+        if ((index - gates) * run >= downs) {
             return {};
         }
         if (index >= gates) {
-            item = (index - gates) / down_tiles;
-            place = (index - gates) % down_tiles;
+            item = (index - gates) * run / down_tiles;
+            place = (index - gates) * run % down_tiles;
         } else if (index < shared_gates) {
             item = index / shared_gate_tiles;
             place = index % shared_gate_tiles;
@@ -102,30 +102,37 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
 }
 
 // One warp. A block's first tile is its own number, further ones come from the common counter: taken when the
-// one before the last is loaded, as late as hides this, so that the blocks end together.
+// one before the last is loaded, as late as hides this, so that the blocks end together. Down tiles may be
+// few stages each: of these some at once, and while further ones are left.
 template <typename Shape>
-__device__ __forceinline__ void experts_schedule(const ExpertsArgs& args,
-                                                 const ExpertsMemory<Shape>& memory) {
+__device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
+                                                 const ExpertsLook& look = {}) {
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
-    ExpertsRing<Shape::kSlots> loaded = memory.tiles();
     wait_for_previous_kernel();
     const ExpertsList<Shape> list(args, *args.routed_items);
-    int index = static_cast<int>(blockIdx.x);
-    for (int count = 0;; ++count) {
-        const ExpertsTile tile = list.tile(args, index);
+    ExpertsTile tile = list.tile(args, static_cast<int>(blockIdx.x), look.run);
+    int left = 0;  // tiles that are published, the one under way among them
+    for (;;) {
         experts_publish(args, memory, tiles, tile);
         if (tile.phase < 0) {
             return;
         }
-        if (count > 0) {
-            barrier_wait(loaded.empty(), loaded.parity);
-            loaded.advance();
+        ++left;
+        ++tile.tile;
+        if (tile.phase == 1 && tile.tile % look.run != 0) {
+            continue;
+        }
+        const int ahead = tile.phase == 1 ? look.ahead : 1;
+        for (left = min(left, Shape::kSlots); left > ahead; --left) {
+            const int round = tiles.stage < left ? 1 : 0;  // the slot's before this one
+            barrier_wait(tiles.empty() + 8 * (round * Shape::kSlots - left), tiles.parity ^ round);
         }
         int next = 0;
         if (threadIdx.x % 32 == 0) {
             next = atomicAdd(args.next_tile, 1);
         }
-        index = __shfl_sync(0xFFFFFFFFu, next, 0) + static_cast<int>(gridDim.x);
+        next = __shfl_sync(0xFFFFFFFFu, next, 0) + static_cast<int>(gridDim.x);
+        tile = list.tile(args, next, look.run);
     }
 }
 
@@ -218,6 +225,7 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
     constexpr int kStep = kSwizzleRowBytes / (Fp8 ? 1 : 2);
     ExpertsRing<Shape::kStages> stages = memory.stages();
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
+    int known = -1;  // the item whose rows of act are there
     for (;;) {
         const ExpertsTile tile = acquire_tile(memory, tiles);
         if (tile.phase < 0) {
@@ -233,13 +241,14 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
             const int boxes = tile.columns / kRowBoxRows;
             const CUtensorMap* map = tile.phase == 0 ? &side.x_rows : &side.act;
             const int row = tile.phase == 0 && tile.shared != 0 ? tile.row - args.shared_row : tile.row;
-            if (tile.phase == 1 && thread < boxes) {
+            if (tile.phase == 1 && tile.item != known && thread < boxes) {
                 const int tiles = (side.width + Shape::kOutputs - 1) / Shape::kOutputs;
                 const int target = Shape::kReadyTiles == 0 ? 1 : 2 * tiles;
                 while (load_acquire(args.ready + tile.item) < target) {
                     __nanosleep(64);
                 }
                 fence_proxy_async_all();
+                known = tile.item;
             }
             __syncwarp();
             for (int step = 0; step < steps; ++step) {

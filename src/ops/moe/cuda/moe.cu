@@ -28,6 +28,11 @@ constexpr int64_t kSortedWidth = 512;
 constexpr int64_t kW4WideMean = 112;
 constexpr int64_t kW4WidePairs = 16384;
 
+// Whether a tile of a down product is a few stages.
+bool is_short(int64_t width, int64_t value_bytes) {
+    return width * value_bytes <= 4 * kSwizzleRowBytes;
+}
+
 int choose_tile_max(const MoeCudaTensors& tensors, int64_t tokens, int64_t k) {
     const int64_t experts = tensors.experts;
     const int64_t mean = experts > 0 ? tokens * k / experts : tokens;
@@ -35,7 +40,11 @@ int choose_tile_max(const MoeCudaTensors& tensors, int64_t tokens, int64_t k) {
         return mean >= kW4WideMean && tokens * k >= kW4WidePairs ? kW4WideTile : kW4BroadTile;
     }
     const int64_t middle = experts > 0 ? 48 : MiddleShape::kTileMax;
-    return mean <= 12 ? NarrowShape::kTileMax : mean <= middle ? MiddleShape::kTileMax : WideShape::kTileMax;
+    // Its down tiles would be too small.
+    const bool narrow = !is_short(std::max(tensors.width, tensors.shared_width), dtype_size(tensors.dtype));
+    return mean <= 12 && narrow ? NarrowShape::kTileMax
+           : mean <= middle     ? MiddleShape::kTileMax
+                                : WideShape::kTileMax;
 }
 
 int64_t round_up(int64_t value, int64_t to) {
@@ -146,13 +155,20 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
 
 template <bool Fp8, typename Shape>
 void launch_shape(cudaStream_t stream, const ExpertsArgs& args, int blocks) {
+    // A down tile of few stages would wait for its claim.
+    const int tiles = (args.hidden + Shape::kWeightRows - 1) / Shape::kWeightRows;
+    const int width = std::max(args.routed.width, args.shared.width);
+    ExpertsLook look;
+    if (Shape::kTileMax == MiddleShape::kTileMax && is_short(width, Fp8 ? 1 : 2)) {
+        look = {.run = tiles % 2 == 0 ? 2 : 1, .ahead = 3};
+    }
     cuda_check(cudaFuncSetAttribute(experts_kernel<Fp8, Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     Shape::kBytes));
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks)),
                                  .threads = kExpertsThreads,
                                  .shared_bytes = Shape::kBytes,
                                  .stream = stream},
-                                experts_kernel<Fp8, Shape>, args));
+                                experts_kernel<Fp8, Shape>, args, look));
 }
 
 template <bool Fp8>
@@ -232,9 +248,7 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                                      .strides = {layout.act_width * dtype_size(t.dtype)},
                                      .box = {kRowBoxRows}});
     };
-    ExpertsArgs out{.out_map = make_tensor_map(args.workspace + layout.out, DType::kBFloat16, layout.rows,
-                                               t.hidden, kRowBoxRows),
-                    .hidden = static_cast<int32_t>(t.hidden),
+    ExpertsArgs out{.hidden = static_cast<int32_t>(t.hidden),
                     .x_stride = static_cast<int32_t>(t.hidden * dtype_size(t.dtype)),
                     .tokens = static_cast<int32_t>(args.tokens),
                     .x_sorted = layout.x_sorted,
@@ -380,8 +394,6 @@ struct SharedW4 {
     void launch(cudaStream_t stream, std::byte* out) const {
         ExpertsArgs experts = experts_args(args, layout, plan);
         experts.out = out;
-        experts.out_map =
-            make_tensor_map(out, DType::kBFloat16, args.tokens, weights.tensors.hidden, kRowBoxRows);
         if (fp8()) {
             launch_experts<true>(stream, experts, layout.tile_max, args.sm_count);
         } else {

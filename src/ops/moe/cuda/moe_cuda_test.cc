@@ -221,7 +221,11 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
                                            {270, 144, 2, 1, 528, 80, fp8},  // x sorted
                                            {400, 128, 2, 1, 512, 64, fp8, false, true, true},
                                            {9, 256, 4, 2, 128, 128, fp8, true, false, false, true},
-                                           {300, 256, 16, 4, 128, 128, fp8, true, false, true}};
+                                           {300, 256, 16, 4, 128, 128, fp8, true, false, true},
+                                           // Down tiles of few stages, two at once.
+                                           {20, 1024, 16, 4, 128, 64, fp8, false, true},
+                                           {90, 1024, 8, 4, 112, 64, fp8, true, false, true},
+                                           {130, 1024, 3, 2, 128, 128, fp8}};
         for (const Shape& shape : shapes) {
             Case test_case(shape);
             const std::vector<double> want = test_case.reference();
