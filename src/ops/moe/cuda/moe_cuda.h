@@ -55,6 +55,7 @@ struct MoeCudaMaps {
     CUtensorMap gate_up;
     CUtensorMap gate_up_fine;  // for few tokens
     CUtensorMap down;
+    CUtensorMap down_fine;
 };
 // The tensors with their tensor maps: made once at start; the device memory must outlive it.
 struct MoeCudaWeights {
