@@ -5,13 +5,18 @@
 // logit after the penalties (ties: the lowest id). Log-probabilities are of the raw logits, before all of
 // this.
 //
-// Draws. Each probability is held as an integer weight, round(2^30 * exp(x - max)), so sums are exact and do
-// not depend on their order; what is less probable than the best token by 2^-31 is never drawn.
-// Philox4x32-10, keyed by the seed and counted by the output position, gives 64 bits; the token is the one
-// whose range of the running sum, in order of ids, holds that fraction of the total. So a draw depends on
-// (seed, position, distribution) alone. top_p keeps the smallest set of most probable tokens (ties: lowest
-// ids first) whose share of what top_k left reaches top_p; top_k keeps all tokens that tie with the k-th, as
-// vLLM does.
+// Draws. Each probability is held as an integer weight, round(2^26 exp((x - max) / temperature)), so sums are
+// exact and do not depend on their order; what is less probable than the best token by 2^-27 is never drawn.
+// Philox4x32-10, keyed by the seed and counted by the output position, gives two fractions of 64 bits; the
+// token is the one whose range of the running sum, in order of ids, holds the first fraction of the total. So
+// a draw depends on (seed, position, distribution) alone. top_p keeps the smallest set of most probable
+// tokens (ties: lowest ids first) whose share of what top_k left reaches top_p; top_k keeps all tokens that
+// tie with the k-th, as vLLM does.
+//
+// Where neither top_k nor min_p cuts, a row can be weighed in the one pass that reads it: each tile of 1,024
+// ids by its own best token, and the tiles' sums, brought to the row's best, against each other. Their sum is
+// what top_p is a share of; and where nothing at all is cut, the first fraction chooses a tile, the second a
+// token of it.
 #pragma once
 
 #include <array>

@@ -7,12 +7,11 @@
 #include <cstdint>
 #include <limits>
 
-#include "ops/common/exp.h"
 #include "ops/sample/sample.h"
+#include "ops/sample/sample_weight.h"
 
 namespace tessera {
 
-inline constexpr float kWeightOne = 1073741824.0f;  // 2^30: the weight of the most probable token
 inline constexpr float kGreedyTemperature = 1e-5f;  // below it vLLM takes the best token
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 inline constexpr float kLogitMax = std::numeric_limits<float>::max();
@@ -30,23 +29,36 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::arra
     return counter;
 }
 
-// A point in [0, total), from the row's own 64 random bits. REQUIRES: 0 < total < 2^63.
-inline uint64_t draw_point(const SampleRowArgs& row, uint64_t total) {
+// The row's own random bits, as two fractions of 2^64: of the mass of the whole, and of a tile's.
+struct DrawFractions {
+    uint64_t whole = 0;
+    uint64_t tile = 0;
+};
+inline DrawFractions draw_fractions(const SampleRowArgs& row) {
     const std::array<uint32_t, 4> bits =
         philox({static_cast<uint32_t>(row.position), static_cast<uint32_t>(row.position >> 32), 0, 0},
                {static_cast<uint32_t>(row.seed), static_cast<uint32_t>(row.seed >> 32)});
-    const uint64_t fraction = uint64_t{bits[1]} << 32 | bits[0];  // of 2^64
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(fraction) * total) >> 64);
+    return {uint64_t{bits[1]} << 32 | bits[0], uint64_t{bits[3]} << 32 | bits[2]};
 }
-
-// The integer weight of a token whose scaled logit is x; 0 where min_p drops it.
-inline int32_t token_weight(float x, float max, float min_p) {
-    const float p = exp_f32(x - max);
-    return p < min_p ? 0 : static_cast<int32_t>(std::lrint(p * kWeightOne));
+// A point in [0, total). REQUIRES: 0 < total.
+inline uint64_t draw_point(uint64_t fraction, uint64_t total) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(fraction) * total) >> 64);
 }
 
 inline bool is_greedy(const SampleRowArgs& row) {
     return row.temperature < kGreedyTemperature;
+}
+
+// top_k, 0 where it cuts nothing.
+inline int32_t top_k_of(const SampleRowArgs& row, int64_t vocab) {
+    return row.top_k > 0 && row.top_k < vocab ? row.top_k : 0;
+}
+// Nothing but top_p cuts: the mass of the whole is the sum of the tiles'.
+inline bool sums_tiles(const SampleRowArgs& row, int64_t vocab) {
+    return top_k_of(row, vocab) == 0 && row.min_p <= 0;
+}
+inline double whole_of_tiles(uint64_t mass) {
+    return static_cast<double>(mass) / (1 << SampleWeightConstants::kTileBits);
 }
 
 inline bool bit_is_set(const uint32_t* words, int64_t i) {
@@ -84,11 +96,6 @@ inline void apply_named_edits(const SampleRowArgs& row, int64_t vocab, float* x)
             x[id] = std::min(x[id] + bias, kLogitMax);
         }
     }
-}
-
-// The temperature: a quotient beyond the range of float32 stays finite, so that its weight is defined.
-inline float scaled_logit(float x, float temperature) {
-    return std::min(x / temperature, kLogitMax);
 }
 
 }  // namespace tessera

@@ -49,10 +49,10 @@ bool load_logits(const SampleRowArgs& row, const SampleMemory& memory) {
     return finite;
 }
 
-float max_of(const SampleMemory& memory) {
+float max_of(const SampleMemory& memory, int64_t begin, int64_t end) {
     const hn::ScalableTag<float> d;
     auto max = hn::Set(d, kMinusInf);
-    for (int64_t i = 0; i < memory.padded; i += static_cast<int64_t>(hn::Lanes(d))) {
+    for (int64_t i = begin; i < end; i += static_cast<int64_t>(hn::Lanes(d))) {
         max = hn::Max(max, hn::LoadU(d, memory.x + i));
     }
     return hn::GetLane(hn::MaxOfLanes(d, max));
@@ -168,42 +168,67 @@ void apply_penalties(const SampleRowArgs& row, const SampleMemory& memory) {
     }
 }
 
-// x -> x / temperature, and the integer weights, with the sum of each block of kSampleBlock tokens.
-void weigh(const SampleRowArgs& row, const SampleMemory& memory, float max) {
+// SampleWeights of a vector, not yet rounded.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V unrounded_weights(D d, const SampleWeights& weigh, V x, V best) {
+    using C = SampleWeightConstants;
+    const hn::RebindToUnsigned<D> du;
+    const V rate = hn::Set(d, weigh.rate());
+    const V shifted_zero = hn::Set(d, C::kRound + C::kBits);
+    const V t = hn::Max(hn::Sub(x, best), hn::Set(d, weigh.lowest()));
+    const V shifted = hn::MulAdd(t, rate, shifted_zero);
+    const V r = hn::MulSub(t, rate, hn::Sub(shifted, shifted_zero));
+    V p = hn::Set(d, C::kPoly[5]);
+    p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[4]));
+    p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[3]));
+    p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[2]));
+    p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[1]));
+    p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[0]));
+    return hn::BitCast(d, hn::Add(hn::BitCast(du, p), hn::ShiftLeft<23>(hn::BitCast(du, shifted))));
+}
+
+// The integer weights of a tile's tokens, and their sum.
+void weigh_tile(const SampleRowArgs& row, const SampleMemory& memory, int64_t tile, float best, float min_p) {
     const hn::ScalableTag<float> d;
     const hn::RebindToSigned<decltype(d)> di;
     const hn::RebindToUnsigned<decltype(d)> du;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    const auto temperature = hn::Set(d, row.temperature);
-    const auto largest = hn::Set(d, kLogitMax);
-    const auto shift = hn::Set(d, scaled_logit(max, row.temperature));
-    const auto min_p = hn::Set(d, row.min_p);
-    for (int64_t block = 0; block * kSampleBlock < memory.padded; ++block) {
-        auto low = hn::Zero(du);  // sums of the low and the high 16 bits: no overflow within a block
-        auto high = low;
-        const int64_t end = std::min((block + 1) * kSampleBlock, memory.padded);
-        for (int64_t i = block * kSampleBlock; i < end; i += lanes) {
-            const auto x = hn::Min(hn::Div(hn::LoadU(d, memory.x + i), temperature), largest);
-            const auto p = exp_simd(d, hn::Sub(x, shift));
-            const auto kept = hn::IfThenZeroElse(hn::Lt(p, min_p), p);
-            const auto weight = hn::NearestInt(hn::Mul(kept, hn::Set(d, kWeightOne)));
-            hn::StoreU(x, d, memory.x + i);
-            hn::StoreU(weight, di, memory.weights + i);
-            low = hn::Add(low, hn::And(hn::BitCast(du, weight), hn::Set(du, 0xFFFF)));
-            high = hn::Add(high, hn::ShiftRight<16>(hn::BitCast(du, weight)));
+    const SampleWeights weigh(row.temperature);
+    const auto most = hn::Set(d, best);
+    const auto least = hn::Set(d, min_p * (1 << SampleWeightConstants::kBits));
+    auto low = hn::Zero(du);  // sums of the low and the high 16 bits: no overflow within a tile
+    auto high = low;
+    const int64_t end = std::min((tile + 1) * kSampleTile, memory.padded);
+    for (int64_t i = tile * kSampleTile; i < end; i += static_cast<int64_t>(hn::Lanes(d))) {
+        const auto p = unrounded_weights(d, weigh, hn::LoadU(d, memory.x + i), most);
+        const auto weight = hn::NearestInt(hn::IfThenZeroElse(hn::Lt(p, least), p));
+        hn::StoreU(weight, di, memory.weights + i);
+        low = hn::Add(low, hn::And(hn::BitCast(du, weight), hn::Set(du, 0xFFFF)));
+        high = hn::Add(high, hn::ShiftRight<16>(hn::BitCast(du, weight)));
+    }
+    const uint64_t low_sum = hn::GetLane(hn::SumOfLanes(du, low));
+    const uint64_t high_sum = hn::GetLane(hn::SumOfLanes(du, high));
+    memory.tile_sums[tile] = low_sum + (high_sum << 16);
+}
+
+// Weights by each tile's best.
+void weigh_by_tiles(const SampleRowArgs& row, const SampleMemory& memory) {
+    for (int64_t tile = 0; tile < memory.tiles(); ++tile) {
+        const int64_t first = tile * kSampleTile;
+        const float best = max_of(memory, first, std::min(first + kSampleTile, memory.padded));
+        memory.tile_best[tile] = best;
+        memory.tile_sums[tile] = 0;
+        if (best > kMinusInf) {
+            weigh_tile(row, memory, tile, best, 0);
         }
-        const uint64_t low_sum = hn::GetLane(hn::SumOfLanes(du, low));
-        const uint64_t high_sum = hn::GetLane(hn::SumOfLanes(du, high));
-        memory.block_sums[block] = low_sum + (high_sum << 16);
     }
 }
 
 // Which of kSampleBuckets a token falls into by its distance from the best; weightless tokens into the last.
-void assign_buckets(const SampleMemory& memory, float max) {
+void assign_buckets(const SampleRowArgs& row, const SampleMemory& memory, float max) {
     const hn::ScalableTag<float> d;
     const hn::RebindToSigned<decltype(d)> di;
     const auto top = hn::Set(d, max);
-    const auto scale = hn::Set(d, kSampleBucketScale);
+    const auto scale = hn::Set(d, SampleWeights(row.temperature).rate() * kSampleBucketScale);
     const auto last = hn::Set(d, static_cast<float>(kSampleBuckets - 2));
     for (int64_t i = 0; i < memory.padded; i += static_cast<int64_t>(hn::Lanes(d))) {
         const auto distance = hn::Mul(hn::Sub(top, hn::LoadU(d, memory.x + i)), scale);
@@ -213,7 +238,7 @@ void assign_buckets(const SampleMemory& memory, float max) {
     }
 }
 
-// Zeroes the weights that the cut drops, and sums the blocks anew.
+// Zeroes the weights that the cut drops, and sums the tiles anew.
 void apply_cut(const SampleMemory& memory, const SampleCut& cut) {
     const hn::ScalableTag<float> d;
     const hn::RebindToSigned<decltype(d)> di;
@@ -221,11 +246,11 @@ void apply_cut(const SampleMemory& memory, const SampleCut& cut) {
     const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
     const auto logit = hn::Set(d, cut.logit);
     const auto last_id = hn::Set(di, cut.id);
-    for (int64_t block = 0; block * kSampleBlock < memory.padded; ++block) {
+    for (int64_t tile = 0; tile < memory.tiles(); ++tile) {
         auto low = hn::Zero(du);
         auto high = low;
-        const int64_t end = std::min((block + 1) * kSampleBlock, memory.padded);
-        for (int64_t i = block * kSampleBlock; i < end; i += lanes) {
+        const int64_t end = std::min((tile + 1) * kSampleTile, memory.padded);
+        for (int64_t i = tile * kSampleTile; i < end; i += lanes) {
             const auto x = hn::LoadU(d, memory.x + i);
             const auto id = hn::Iota(di, static_cast<int32_t>(i));
             const auto tie = hn::And(hn::RebindMask(di, hn::Eq(x, logit)), hn::Not(hn::Gt(id, last_id)));
@@ -237,7 +262,7 @@ void apply_cut(const SampleMemory& memory, const SampleCut& cut) {
         }
         const uint64_t low_sum = hn::GetLane(hn::SumOfLanes(du, low));
         const uint64_t high_sum = hn::GetLane(hn::SumOfLanes(du, high));
-        memory.block_sums[block] = low_sum + (high_sum << 16);
+        memory.tile_sums[tile] = low_sum + (high_sum << 16);
     }
 }
 
@@ -245,11 +270,21 @@ int32_t choose(const SampleRowArgs& row, const SampleMemory& memory, float max) 
     if (is_greedy(row)) {
         return find_value(memory, max);
     }
-    weigh(row, memory, max);
-    const bool top_k = row.top_k > 0 && row.top_k < memory.vocab;
-    if (top_k || row.top_p < 1) {
-        assign_buckets(memory, scaled_logit(max, row.temperature));
-        apply_cut(memory, find_cut(row, memory));
+    const int64_t vocab = memory.vocab;
+    double whole = 0;
+    if (sums_tiles(row, vocab)) {
+        weigh_by_tiles(row, memory);
+        if (row.top_p >= 1) {
+            return draw_by_tiles(row, memory, max);
+        }
+        whole = whole_of_tiles(tile_masses(row, memory, max, memory.bucket_mass));
+    }
+    for (int64_t tile = 0; tile < memory.tiles(); ++tile) {
+        weigh_tile(row, memory, tile, max, row.min_p);
+    }
+    if (top_k_of(row, vocab) > 0 || row.top_p < 1) {
+        assign_buckets(row, memory, max);
+        apply_cut(memory, find_cut(row, memory, whole));
     }
     return draw_token(row, memory);
 }
@@ -262,7 +297,7 @@ void sample_row(const SampleRowArgs& row, const SampleMemory& memory, SampleRowR
     }
     double log_sum = 0;
     if (row.logprobs) {
-        log_sum = log_sum_exp(memory, max_of(memory));
+        log_sum = log_sum_exp(memory, max_of(memory, 0, memory.padded));
         report_top(memory, row, log_sum, result);
     }
     if (row.forced_token >= 0) {
@@ -275,7 +310,7 @@ void sample_row(const SampleRowArgs& row, const SampleMemory& memory, SampleRowR
         if (has_penalties(row)) {
             apply_penalties(row, memory);
         }
-        const float max = max_of(memory);
+        const float max = max_of(memory, 0, memory.padded);
         if (max == kMinusInf) {
             result = SampleRowResult{.error = SampleError::kNoToken};
             return;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <span>
 
 #include "ops/sample/sample_common.h"
@@ -46,9 +47,10 @@ struct TopK {
 };
 
 TopK find_top_k(const SampleRowArgs& row, const SampleMemory& memory) {
+    const int32_t top_k = top_k_of(row, memory.vocab);
     Bucket at;
     while (at.index < kSampleBuckets - 1 &&
-           (row.top_k <= 0 || at.count_before + memory.bucket_count[at.index] < row.top_k)) {
+           (top_k == 0 || at.count_before + memory.bucket_count[at.index] < top_k)) {
         at.mass_before += memory.bucket_mass[at.index];
         at.count_before += memory.bucket_count[at.index];
         ++at.index;
@@ -58,7 +60,7 @@ TopK find_top_k(const SampleRowArgs& row, const SampleMemory& memory) {
         return result;  // no more tokens with a weight than k
     }
     const std::span<const int32_t> ids = sorted_bucket(memory, at.index);
-    result.logit = memory.x[ids[static_cast<size_t>(row.top_k - at.count_before - 1)]];
+    result.logit = memory.x[ids[static_cast<size_t>(top_k - at.count_before - 1)]];
     for (const int32_t id : ids) {
         result.mass += memory.x[id] >= result.logit ? static_cast<uint64_t>(memory.weights[id]) : 0;
     }
@@ -80,8 +82,9 @@ SampleMemory SampleMemory::at(std::byte* memory, int64_t vocab, int64_t* bytes) 
     m.x = reinterpret_cast<float*>(take(m.padded * 4));
     m.weights = reinterpret_cast<int32_t*>(take(m.padded * 4));
     m.buckets = reinterpret_cast<int32_t*>(take(m.padded * 4));
-    m.block_sums = reinterpret_cast<uint64_t*>(take((m.padded + kSampleBlock - 1) / kSampleBlock * 8));
-    m.bucket_mass = reinterpret_cast<uint64_t*>(take(int64_t{kSampleBuckets} * 8));
+    m.tile_sums = reinterpret_cast<uint64_t*>(take(m.tiles() * 8));
+    m.tile_best = reinterpret_cast<float*>(take(m.tiles() * 4));
+    m.bucket_mass = reinterpret_cast<uint64_t*>(take(std::max<int64_t>(kSampleBuckets, m.tiles()) * 8));
     m.bucket_count = reinterpret_cast<int32_t*>(take(int64_t{kSampleBuckets} * 4));
     m.candidates = reinterpret_cast<int32_t*>(take((m.padded + 16) * 4));
     if (bytes != nullptr) {
@@ -90,14 +93,15 @@ SampleMemory SampleMemory::at(std::byte* memory, int64_t vocab, int64_t* bytes) 
     return m;
 }
 
-SampleCut find_cut(const SampleRowArgs& row, const SampleMemory& memory) {
+SampleCut find_cut(const SampleRowArgs& row, const SampleMemory& memory, double whole) {
     fill_histogram(memory);
     const TopK top_k = find_top_k(row, memory);
     SampleCut cut{.logit = top_k.logit, .id = std::numeric_limits<int32_t>::max()};
     if (row.top_p >= 1) {
         return cut;
     }
-    const double target = static_cast<double>(row.top_p) * static_cast<double>(top_k.mass);
+    const double target =
+        static_cast<double>(row.top_p) * (whole > 0 ? whole : static_cast<double>(top_k.mass));
     Bucket at;
     while (at.index < kSampleBuckets - 2 &&
            static_cast<double>(at.mass_before + memory.bucket_mass[at.index]) < target) {
@@ -117,24 +121,45 @@ SampleCut find_cut(const SampleRowArgs& row, const SampleMemory& memory) {
     return cut;
 }
 
+namespace {
+
+// The index at which the running sum of `values` passes `point`, which becomes the rest.
+template <typename T>
+int64_t find_point(const T* values, uint64_t& point) {
+    int64_t i = 0;
+    for (; point >= static_cast<uint64_t>(values[i]); ++i) {
+        point -= static_cast<uint64_t>(values[i]);
+    }
+    return i;
+}
+
+}  // namespace
+
 int32_t draw_token(const SampleRowArgs& row, const SampleMemory& memory) {
-    const int64_t blocks = (memory.padded + kSampleBlock - 1) / kSampleBlock;
+    const uint64_t total = std::accumulate(memory.tile_sums, memory.tile_sums + memory.tiles(), uint64_t{0});
+    uint64_t point = draw_point(draw_fractions(row).whole, total);
+    const int64_t first = find_point(memory.tile_sums, point) * kSampleTile;
+    return static_cast<int32_t>(first + find_point(memory.weights + first, point));
+}
+
+uint64_t tile_masses(const SampleRowArgs& row, const SampleMemory& memory, float max, uint64_t* masses) {
+    const SampleWeights weigh(row.temperature);
     uint64_t total = 0;
-    for (int64_t block = 0; block < blocks; ++block) {
-        total += memory.block_sums[block];
+    for (int64_t tile = 0; tile < memory.tiles(); ++tile) {
+        masses[tile] = weigh.tile_mass(memory.tile_sums[tile], memory.tile_best[tile], max);
+        total += masses[tile];
     }
-    uint64_t point = draw_point(row, total);
-    int64_t block = 0;
-    while (point >= memory.block_sums[block]) {
-        point -= memory.block_sums[block];
-        ++block;
-    }
-    int64_t id = block * kSampleBlock;
-    while (point >= static_cast<uint64_t>(memory.weights[id])) {
-        point -= static_cast<uint64_t>(memory.weights[id]);
-        ++id;
-    }
-    return static_cast<int32_t>(id);
+    return total;
+}
+
+int32_t draw_by_tiles(const SampleRowArgs& row, const SampleMemory& memory, float max) {
+    const DrawFractions fractions = draw_fractions(row);
+    uint64_t* masses = memory.bucket_mass;
+    uint64_t point = draw_point(fractions.whole, tile_masses(row, memory, max, masses));
+    const int64_t tile = find_point(masses, point);
+    point = draw_point(fractions.tile, memory.tile_sums[tile]);
+    const int64_t first = tile * kSampleTile;
+    return static_cast<int32_t>(first + find_point(memory.weights + first, point));
 }
 
 SampleWorkspace::SampleWorkspace(int64_t vocab, int threads) : vocab_(vocab) {

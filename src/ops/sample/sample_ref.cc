@@ -52,26 +52,81 @@ void edit(const SampleRowArgs& row, std::vector<float>& x) {
     }
 }
 
-// The kept tokens' weights by id; 0 = dropped.
-std::vector<uint64_t> kept_weights(const SampleRowArgs& row, std::vector<float>& x) {
-    for (float& value : x) {
-        value = scaled_logit(value, row.temperature);
+// Of each tile: the mass by which it is drawn, the weights of its tokens and their sum.
+struct Tile {
+    uint64_t mass = 0;
+    uint64_t sum = 0;
+    std::vector<uint64_t> weights;
+};
+std::vector<Tile> tiles_of(const SampleRowArgs& row, const std::vector<float>& x) {
+    const SampleWeights weigh(row.temperature);
+    const float max = *std::max_element(x.begin(), x.end());
+    std::vector<Tile> tiles;
+    for (size_t first = 0; first < x.size(); first += kSampleTile) {
+        const auto begin = x.begin() + static_cast<int64_t>(first);
+        const auto end = x.begin() + static_cast<int64_t>(std::min(x.size(), first + kSampleTile));
+        const float best = *std::max_element(begin, end);
+        Tile& tile = tiles.emplace_back();
+        for (auto it = begin; it != end && best > kMinusInf; ++it) {
+            tile.weights.push_back(weigh(*it, best));
+            tile.sum += tile.weights.back();
+        }
+        tile.mass = weigh.tile_mass(tile.sum, best, max);
     }
+    return tiles;
+}
+
+uint64_t mass_of(const std::vector<Tile>& tiles) {
+    uint64_t mass = 0;
+    for (const Tile& tile : tiles) {
+        mass += tile.mass;
+    }
+    return mass;
+}
+
+// The index at which the running sum of `of(index)` passes `point`.
+template <typename F>
+size_t find_point(size_t count, uint64_t point, F of) {
+    size_t i = 0;
+    for (uint64_t sum = of(0); i + 1 < count && sum <= point; sum += of(i)) {
+        ++i;
+    }
+    return i;
+}
+
+// A tile, then a token of it.
+int32_t draw_by_tiles(const SampleRowArgs& row, const std::vector<float>& x) {
+    const DrawFractions fractions = draw_fractions(row);
+    const std::vector<Tile> tiles = tiles_of(row, x);
+    const size_t at = find_point(tiles.size(), draw_point(fractions.whole, mass_of(tiles)),
+                                 [&](size_t i) { return tiles[i].mass; });
+    const Tile& tile = tiles[at];
+    const size_t place = find_point(tile.weights.size(), draw_point(fractions.tile, tile.sum),
+                                    [&](size_t i) { return tile.weights[i]; });
+    return static_cast<int32_t>(at * kSampleTile + place);
+}
+
+// The kept tokens' weights by id; 0 = dropped.
+std::vector<uint64_t> kept_weights(const SampleRowArgs& row, const std::vector<float>& x) {
+    const SampleWeights weigh(row.temperature);
     const std::vector<int32_t> order = order_of(x);
     const float max = x[static_cast<size_t>(order[0])];
+    const auto top_k = static_cast<size_t>(top_k_of(row, static_cast<int64_t>(x.size())));
     std::vector<uint64_t> weights(x.size());
     uint64_t total = 0;
     for (size_t rank = 0; rank < order.size(); ++rank) {
         const size_t id = static_cast<size_t>(order[rank]);
-        if (row.top_k > 0 && rank >= static_cast<size_t>(row.top_k) &&
-            x[id] < x[static_cast<size_t>(order[static_cast<size_t>(row.top_k) - 1])]) {
+        if (top_k > 0 && rank >= top_k && x[id] < x[static_cast<size_t>(order[top_k - 1])]) {
             break;
         }
-        weights[id] = static_cast<uint64_t>(token_weight(x[id], max, row.min_p));
+        weights[id] = weigh(x[id], max, row.min_p);
         total += weights[id];
     }
     if (row.top_p < 1) {
-        const double target = static_cast<double>(row.top_p) * static_cast<double>(total);
+        const double whole = sums_tiles(row, static_cast<int64_t>(x.size()))
+                                 ? whole_of_tiles(mass_of(tiles_of(row, x)))
+                                 : static_cast<double>(total);
+        const double target = static_cast<double>(row.top_p) * whole;
         uint64_t before = 0;
         for (size_t rank = 0; rank < order.size(); ++rank) {
             uint64_t& weight = weights[static_cast<size_t>(order[rank])];
@@ -85,20 +140,17 @@ std::vector<uint64_t> kept_weights(const SampleRowArgs& row, std::vector<float>&
     return weights;
 }
 
-int32_t choose(const SampleRowArgs& row, std::vector<float>& x) {
+int32_t choose(const SampleRowArgs& row, const std::vector<float>& x) {
     if (is_greedy(row)) {
         return order_of(x)[0];
     }
-    const std::vector<uint64_t> weights = kept_weights(row, x);
-    const uint64_t point = draw_point(row, std::accumulate(weights.begin(), weights.end(), uint64_t{0}));
-    uint64_t sum = 0;
-    for (size_t id = 0; id < weights.size(); ++id) {
-        sum += weights[id];
-        if (sum > point) {
-            return static_cast<int32_t>(id);
-        }
+    if (row.top_p >= 1 && sums_tiles(row, static_cast<int64_t>(x.size()))) {
+        return draw_by_tiles(row, x);
     }
-    return -1;
+    const std::vector<uint64_t> weights = kept_weights(row, x);
+    const uint64_t total = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
+    return static_cast<int32_t>(find_point(weights.size(), draw_point(draw_fractions(row).whole, total),
+                                           [&](size_t i) { return weights[i]; }));
 }
 
 SampleRowResult sample_row(const SampleRowArgs& row, int64_t vocab) {

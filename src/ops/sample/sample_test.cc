@@ -1,10 +1,12 @@
 #include "ops/sample/sample.h"
 
 #include <cmath>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <limits>
 #include <map>
 #include <numeric>
+#include <string>
 
 #include "ops/op_testing.h"
 #include "ops/sample/sample_cases.h"
@@ -23,6 +25,9 @@ class SampleTest : public OpTest {
                {.vocab = vocab, .rows = {&row, 1}, .results = {&result, 1}, .workspace = &workspace});
         return result;
     }
+
+    // Chi-square of draws against the definition. The bound is the 1 - 1e-6 quantile, roughly.
+    void expect_distribution(const SampleRowArgs& row, int64_t vocab, int64_t draws, const std::string& name);
 
     // How often each token comes in `draws` draws (output positions 0, 1, ...).
     std::vector<int64_t> histogram(SampleRowArgs row, int64_t vocab, int64_t draws) {
@@ -99,8 +104,26 @@ std::vector<double> expected_distribution(const SampleRowArgs& row, int64_t voca
     return softmax();
 }
 
-// Chi-square against the definition, for combinations of controls. The bound is the 1 - 1e-6 quantile,
-// roughly.
+void SampleTest::expect_distribution(const SampleRowArgs& row, int64_t vocab, int64_t draws,
+                                     const std::string& name) {
+    const std::vector<double> p = expected_distribution(row, vocab);
+    const std::vector<int64_t> seen_counts = histogram(row, vocab, draws);
+    double chi_square = 0;
+    int degrees = -1;
+    for (size_t i = 0; i < p.size(); ++i) {
+        const double expected = p[i] * static_cast<double>(draws);
+        if (expected < 1e-9) {
+            EXPECT_EQ(seen_counts[i], 0) << name << " token " << i << " is not in the support";
+            continue;
+        }
+        const double difference = static_cast<double>(seen_counts[i]) - expected;
+        chi_square += difference * difference / std::max(expected, 1.0);
+        ++degrees;
+    }
+    EXPECT_LT(chi_square, degrees + 8 * std::sqrt(2.0 * degrees) + 10) << name;
+    EXPECT_GE(degrees, 2);
+}
+
 TEST_F(SampleTest, DrawsFollowTheDistribution) {
     const int64_t vocab = 24;
     const int64_t draws = 40'000;
@@ -138,22 +161,23 @@ TEST_F(SampleTest, DrawsFollowTheDistribution) {
                .logit_bias = bias,
                .seed = 14};
     for (size_t r = 0; r < rows.size(); ++r) {
-        const std::vector<double> p = expected_distribution(rows[r], vocab);
-        const std::vector<int64_t> seen_counts = histogram(rows[r], vocab, draws);
-        double chi_square = 0;
-        int degrees = -1;
-        for (size_t i = 0; i < p.size(); ++i) {
-            const double expected = p[i] * static_cast<double>(draws);
-            if (expected < 1e-9) {
-                EXPECT_EQ(seen_counts[i], 0) << "row " << r << " token " << i << " is not in the support";
-                continue;
-            }
-            const double difference = static_cast<double>(seen_counts[i]) - expected;
-            chi_square += difference * difference / std::max(expected, 1.0);
-            ++degrees;
-        }
-        EXPECT_LT(chi_square, degrees + 8 * std::sqrt(2.0 * degrees) + 10) << "row " << r;
-        EXPECT_GE(degrees, 2);
+        expect_distribution(rows[r], vocab, draws, fmt::format("row {}", r));
+    }
+}
+
+// Rows of several tiles, the last one short, one without a token, one with a token far above all others.
+TEST_F(SampleTest, DrawsOverTilesFollowTheDistribution) {
+    const int64_t vocab = 3 * kSampleTile + 100;
+    OpRandom random(8);
+    std::vector<float> logits(static_cast<size_t>(vocab));
+    random.fill(logits, 2);
+    std::fill_n(logits.begin() + kSampleTile, kSampleTile, -INFINITY);
+    logits[7] = 8;
+    std::vector<SampleRowArgs> rows(3, {.logits = logits.data(), .seed = 21});
+    rows[1].temperature = 0.6f;
+    rows[2].top_p = 0.8f;
+    for (size_t r = 0; r < rows.size(); ++r) {
+        expect_distribution(rows[r], vocab, 100'000, fmt::format("row {}", r));
     }
 }
 

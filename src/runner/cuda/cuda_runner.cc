@@ -412,6 +412,8 @@ void CudaRunnerImpl::enter_step(const StepShape& shape) {
                                     .rows = shape.logits,
                                     .row_slots = inputs.sample_slots,
                                     .slots = memory_.samples,
+                                    .exchange = memory_.sample_exchange,
+                                    .sm_count = forward_.device().sm_count,
                                     .results = memory_.results});
     }
 }

@@ -1,6 +1,7 @@
 // The memory of a CUDA runner: what slots keep on the device, and how a step's inputs and results travel.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -65,6 +66,7 @@ struct StepStaging {
 struct StepMemory {
     std::vector<DeviceBuffer> buffers;
     SampleSlots samples;
+    std::byte* sample_exchange = nullptr;  // of rows as many as slots
     int32_t* bias_ids = nullptr;
     float* bias_values = nullptr;
     int32_t* forced = nullptr;

@@ -1,433 +1,420 @@
-// Roofline: 4 bytes a logit at 4.27 TB/s: 0.11 us a row of 120,832. Every logit is read once, by the bulk
-// copy engine, into the shared memory of a cluster of eight blocks; from there on a row waits for the latency
-// of two to four cluster barriers, which other rows' loads cover when there are more rows than fit at once
-// (three blocks a multiprocessor and clusters within its groups of multiprocessors: 45 rows of an H200).
+// Roofline: 4 bytes a logit at 4.27 TB/s: 0.11 us a row of 120,832. Every logit is read once from memory, and
+// nothing waits for another block before all of a block's logits are read: a tile of 1,024 ids is weighed by
+// its own best token. The block that has a row's last tile then finishes the row from the tiles' words; what
+// it needs of the logits themselves comes from the level-2 cache. See README.md.
 #include <algorithm>
 #include <string>
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
+#include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
-#include "ops/sample/cuda/sample_cuda.h"
-#include "ops/sample/cuda/sample_draw.cuh"
+#include "ops/sample/cuda/sample_slow.cuh"
 
 namespace tessera {
 namespace {
 
 using namespace cuda;
 
-constexpr uint64_t kNotFiniteRank = ~uint64_t{0};
-constexpr int64_t kSharedBytes = (sizeof(SampleShared) + 15) / 16 * 16;
+// A warp has its ring, and memory for one more tile.
+constexpr int kRingBytes = kSampleWarps * (kSampleRing + 1) * kSampleTile * 4;
+constexpr int kSharedBytes = kRingBytes + static_cast<int>(sizeof(SampleShared));
 
-int64_t segment_size(int64_t vocab) {
-    return (vocab + kSampleSegments * kSamplePass - 1) / (kSampleSegments * kSamplePass) * kSamplePass;
+constexpr int kToldMax = kSampleTile / 4;  // in a warp's memory
+
+int64_t tiles_of(int64_t vocab) {
+    return (vocab + kSampleTile - 1) / kSampleTile;
 }
 
-// Few rows ask for so much that one or two blocks fill a multiprocessor: three of them would be put on one
-// although others are free.
-int64_t shared_bytes(int64_t vocab, int64_t rows) {
-    constexpr int64_t kClusters = 15;  // of one block a multiprocessor that an H200 holds
-    const int64_t spread = rows <= kClusters ? 116 << 10 : rows <= 2 * kClusters ? 77 << 10 : 0;
-    return std::max(kSharedBytes + segment_size(vocab) * kSampleWarps * 4, spread);
-}
+// The tiles of all rows in their order, evenly over the blocks; a warp takes every kSampleWarps-th.
+struct TileSpan {
+    int32_t begin = 0;
+    int32_t end = 0;
+    int32_t of_row = 0;  // tiles
 
-// Begins the load of this warp's segment: its barrier tells of the end.
-__device__ void load_begin(const SampleCudaArgs& args, const SampleRow& row, int32_t real) {
-    const float* from = args.logits + row.row * args.logits_stride + row.first;
-    const uint32_t barrier = shared_address(&row.shared.barriers[row.warp]);
-    const bool bulk = real > 0 && real % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
-    if (row.lane == 0) {
-        barrier_init(barrier, 1);
+    __device__ explicit TileSpan(const SampleCudaArgs& args)
+        : of_row(static_cast<int32_t>((args.vocab + kSampleTile - 1) / kSampleTile)) {
+        const int64_t all = args.rows * of_row;
+        begin = static_cast<int32_t>(blockIdx.x * all / gridDim.x);
+        end = static_cast<int32_t>((blockIdx.x + 1) * all / gridDim.x);
+    }
+    __device__ int32_t first_row() const { return begin / of_row; }
+};
+
+// The tiles that a warp reads, in its ring of shared memory.
+class TileRing {
+  public:
+    __device__ TileRing(const SampleCudaArgs& args, const TileSpan& span, float* memory, uint64_t* barriers)
+        : args_(args), span_(span), memory_(memory), barriers_(shared_address(barriers)) {
+        lane_ = static_cast<int>(threadIdx.x) % kWarp;
+        plain_ = args.vocab % kSampleTile == 0 && args.logits_stride % 4 == 0 &&
+                 reinterpret_cast<uintptr_t>(args.logits) % 16 == 0;
+        if (lane_ < kSampleRing) {
+            barrier_init(barriers_ + 8 * static_cast<uint32_t>(lane_), 1);
+        }
         barrier_init_fence();
+        __syncwarp();
     }
-    __syncwarp();
-    for (int32_t i = row.lane + (bulk ? real : 0); i < row.count; i += kWarp) {
-        row.x[i] = i < real ? from[i] : minus_infinity();
+
+    __device__ int32_t tile(int i) const {
+        return span_.begin + static_cast<int32_t>(threadIdx.x) / kWarp + i * kSampleWarps;
     }
-    __syncwarp();
-    if (row.lane == 0) {
-        const auto bytes = static_cast<uint32_t>(bulk ? real * 4 : 0);
-        barrier_arrive_expect(barrier, bytes);
-        if (bulk) {
-            copy_bulk(shared_address(row.x), from, bytes, barrier);
+    __device__ float* memory(int i) const { return memory_ + i % kSampleRing * kSampleTile; }
+
+    // Begins to bring the warp's i-th tile, if there is one.
+    __device__ void begin(int i) const {
+        if (lane_ != 0 || tile(i) >= span_.end) {
+            return;
+        }
+        const Source from = source(i);
+        barrier_arrive_expect(barrier(i), from.bulk ? static_cast<uint32_t>(from.count * 4) : 0);
+        if (from.bulk) {
+            copy_bulk(shared_address(memory(i)), from.logits, static_cast<uint32_t>(from.count * 4),
+                      barrier(i));
         }
     }
-}
-
-// The largest of a and b; NaN when one is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-    float c;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-    return c;
-}
-
-// The key of the segment's largest logit.
-__device__ uint32_t scan_segment(const SampleRow& row) {
-    float best = minus_infinity();
-    row.for_fours([&](const float4& v, int32_t) {
-        best = max_or_nan(max_or_nan(best, max_or_nan(v.x, v.y)), max_or_nan(v.z, v.w));
-    });
-    best = warp_reduce(best, [](float p, float q) { return max_or_nan(p, q); });
-    if (best == minus_infinity()) {
-        return kSampleEmpty;
-    }
-    return best < -minus_infinity() ? ordered_bits(best) : kSampleNotFinite;  // a NaN is not less
-}
-
-// The lowest id of the segment whose logit equals `value`, which is there.
-__device__ int32_t find_value(const SampleRow& row, float value) {
-    for (int32_t i0 = 0; i0 < row.count; i0 += kSamplePass) {
-        const float4 v = *reinterpret_cast<const float4*>(row.x + i0 + 4 * row.lane);
-        const int e = v.x == value ? 0 : v.y == value ? 1 : v.z == value ? 2 : 3;
-        const bool here = v.x == value || v.y == value || v.z == value || v.w == value;
-        const uint32_t votes = __ballot_sync(kFullWarp, here);
-        if (votes != 0) {
-            const int owner = __ffs(static_cast<int>(votes)) - 1;
-            return row.first + i0 + 4 * owner + __shfl_sync(kFullWarp, e, owner);
+    // The same where memory that was written is used again. By the whole warp.
+    __device__ void begin_again(int i) const {
+        if (tile(i) < span_.end) {
+            fence_proxy_async();
+            __syncwarp();
+            begin(i);
         }
     }
-    return -1;
-}
-
-// Log-probabilities of a row: log of the sum of exp, and the most probable tokens into the result. The whole
-// cluster takes part.
-__device__ double report_top(SampleRow& row, int32_t top, uint32_t best, SampleRowResult& result) {
-    SampleShared& shared = row.shared;
-    const float largest = best == kSampleEmpty ? 0.0f : from_ordered_bits(best);
-    double sum = 0;
-    row.for_each([&](float x, int32_t) { sum += static_cast<double>(cuda::exp_f32(__fsub_rn(x, largest))); });
-    row.publish(shared.exp_sums, warp_reduce(sum, Sum{}));
-    const uint32_t bound = kth_maximum(shared, top > 0 ? top : 1);
-    int32_t mine = 0;
-    if (top > 0 && shared.maxima[row.segment()] >= bound) {
-        row.for_each([&](float x, int32_t id) {
-            if (x > minus_infinity() && ordered_bits(x) >= bound) {
-                append_candidate(row, 0, x, id);
-                ++mine;
-            }
-        });
+    // The i-th tile, padded with -inf.
+    __device__ void wait(int i) const {
+        barrier_wait(barrier(i), static_cast<uint32_t>(i / kSampleRing % 2));
+        if (plain_) {
+            return;
+        }
+        const Source from = source(i);
+        if (from.bulk && from.count == kSampleTile) {
+            return;
+        }
+        for (int32_t k = lane_ + (from.bulk ? from.count : 0); k < kSampleTile; k += kWarp) {
+            memory(i)[k] = k < from.count ? from.logits[k] : minus_infinity();
+        }
+        __syncwarp();
     }
-    row.publish(shared.found, warp_reduce(mine, Sum{}));
-    row.cluster.sync();
-    const double log_sum =
-        static_cast<double>(largest) + log(reduce_segments(shared.exp_sums, row.lane, Sum{}));
-    const auto give = [&](int32_t place, float value, int32_t id) {
-        result.top[static_cast<size_t>(place)] = {id,
-                                                  static_cast<float>(static_cast<double>(value) - log_sum)};
+
+  private:
+    struct Source {
+        const float* logits = nullptr;
+        int32_t count = 0;
+        bool bulk = false;  // the copy engine can bring it
     };
-    const SampleFound found(row);
-    int32_t count = min(top, found.count);
-    const auto t = static_cast<int32_t>(threadIdx.x);
-    if (found.fits) {
-        if (row.rank == 0) {
-            sort_candidates(row, found);
-            if (t < count) {
-                const uint64_t token = shared.sorted.tokens[t];
-                give(t, ranked_value(token), ranked_index(token));
-            }
+    __device__ Source source(int i) const {
+        const int32_t row = tile(i) / span_.of_row;
+        const int32_t first = tile(i) % span_.of_row * kSampleTile;
+        Source from{args_.logits + row * args_.logits_stride + first,
+                    min(kSampleTile, static_cast<int32_t>(args_.vocab) - first)};
+        from.bulk = from.count % 4 == 0 && reinterpret_cast<uintptr_t>(from.logits) % 16 == 0;
+        return from;
+    }
+    __device__ uint32_t barrier(int i) const {
+        return barriers_ + 8 * static_cast<uint32_t>(i % kSampleRing);
+    }
+
+    const SampleCudaArgs& args_;
+    const TileSpan& span_;
+    float* memory_;  // [kSampleRing][kSampleTile]
+    uint32_t barriers_;
+    int lane_ = 0;
+    bool plain_ = false;  // the copy engine brings all tiles, and all are whole
+};
+
+// The slots of the block's rows, for the whole block. A barrier follows.
+__device__ void load_slots(const SampleCudaArgs& args, SampleShared& shared, const TileSpan& span) {
+    constexpr int kWords = sizeof(SampleSlot) / 8;
+    static_assert(sizeof(SampleSlot) % 8 == 0 && kWords <= 2 * kWarp);
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int32_t row = span.first_row() + warp;
+    if (warp >= kSampleBlockRows || row * span.of_row >= span.end) {
+        return;
+    }
+    const int32_t slot_id = __ldcg(args.row_slots + row);
+    if (slot_id >= 0) {
+        const auto* from = reinterpret_cast<const uint64_t*>(args.slots.slot + slot_id);
+        auto* to = reinterpret_cast<uint64_t*>(shared.slots + warp);
+        const uint64_t low = __ldcg(from + lane);
+        const uint64_t high = lane + kWarp < kWords ? __ldcg(from + lane + kWarp) : 0;
+        to[lane] = low;
+        if (lane + kWarp < kWords) {
+            to[lane + kWarp] = high;
         }
-    } else {  // many equal logits: one after the other
-        uint64_t last = kNotFiniteRank;
-        for (count = 0; count < top; ++count) {
-            uint64_t next = 0;
-            row.for_each([&](float x, int32_t id) {
-                const uint64_t rank = ranked(x, static_cast<uint32_t>(id));
-                next = x > minus_infinity() && rank < last ? max(next, rank) : next;
-            });
-            last = row.cluster_reduce(next, Max{});
-            if (last == 0) {
-                break;
-            }
-            if (row.rank == 0 && t == 0) {
-                give(count, ranked_value(last), ranked_index(last));
+    }
+    if (lane == 0) {
+        shared.slot_ids[warp] = slot_id;
+    }
+}
+
+// Reads the block's tiles of a row, from this warp's `next` on, and tells of them. Its next one then. A tile
+// is asked for when the one before it is there: more under way would not come sooner, and hold up all else.
+__device__ int read_row(SampleTile tile, const TileRing& ring, const TileSpan& span, int next) {
+    const auto end = min(span.end, static_cast<int32_t>(tile.row + 1) * span.of_row);
+    auto* words = static_cast<SampleTileWords*>(tile.args.exchange);
+    const bool padding = tile.slot_id < 0;
+    const SampleReading reading(tile.args, tile.slot);
+    const auto go_to = [&](int i) {
+        tile.x = ring.memory(i);
+        tile.first = ring.tile(i) % span.of_row * kSampleTile + tile.lane % kSampleGroups * kSampleGroup;
+    };
+    const bool penalties = !padding && tile.slot.has_penalties();
+    go_to(next);
+    uint64_t seen = penalties ? load_seen(tile) : 0;
+    for (; ring.tile(next) < end; ++next) {
+        ring.wait(next);
+        ring.begin_again(next + 1);
+        uint64_t seen_next = 0;
+        const bool ahead = penalties && ring.tile(next + 1) < end;
+        if (ahead) {
+            go_to(next + 1);
+            seen_next = load_seen(tile);
+            go_to(next);
+        }
+        if (!padding) {
+            tell_tile(tile, reading, seen, words[ring.tile(next)]);
+        }
+        go_to(next + 1);
+        seen = seen_next;
+        if (ahead) {
+            prefetch_counts(tile, seen);
+        }
+    }
+    return next;
+}
+
+// The token of a row of which the tiles' best tokens tell all, by one warp. told: memory for a word of each.
+__device__ Choice choose_by_tiles(const SampleTile& tile, const SampleKind& kind, SampleTileWords* words,
+                                  int tiles, uint4* told) {
+    // What does not need the words comes before the wait for them.
+    const RowWeights weigh = kind.greedy ? RowWeights() : RowWeights(tile.slot);
+    const uint64_t fraction = kind.greedy ? 0 : draw_fractions(tile.slot).whole;
+    Choice choice{forced_token(tile.args, tile.slot, tile.slot_id)};
+    uint32_t key = kSampleEmptyKey;
+    constexpr int kAtOnce = 4;
+    for (int i0 = tile.lane; i0 < tiles; i0 += kAtOnce * kWarp) {
+        uint4 four[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            four[i] = i0 + i * kWarp < tiles ? get_words(words[i0 + i * kWarp].best) : uint4{};
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            if (i0 + i * kWarp < tiles) {
+                told[i0 + i * kWarp] = take_words(words[i0 + i * kWarp].best, four[i], false);
+                key = max(key, told[i0 + i * kWarp].x);
             }
         }
     }
-    if (row.rank == 0 && t == 0) {
+    key = __reduce_max_sync(kFullWarp, key);
+    __syncwarp();
+    if (key >= kSampleInfinityKey) {
+        choice.error = SampleError::kNotFinite;
+    } else if (choice.token < 0 && key == kSampleEmptyKey) {
+        choice.error = SampleError::kNoToken;
+    }
+    if (choice.error != SampleError::kNone || choice.token >= 0) {
+        return choice;
+    }
+    const int each = (tiles + kWarp - 1) / kWarp;  // neighbours of one lane
+    const int first = tile.lane * each;
+    const int end = min(first + each, tiles);
+    int at = first;
+    int owner = 0;
+    if (kind.greedy) {
+        while (at < end && told[at].x != key) {
+            ++at;
+        }
+        owner = first_lane(at < end);
+    } else {
+        const auto mass = [&](int i) {
+            return weigh.tile_mass(uint64_t{told[i].w} << 32 | told[i].z, from_ordered_bits(told[i].x),
+                                   from_ordered_bits(key));
+        };
+        uint64_t own = 0;
+        for (int i = first; i < end; ++i) {
+            own += mass(i);
+        }
+        const uint64_t scan = warp_scan(own, tile.lane);
+        const uint64_t point = __umul64hi(fraction, __shfl_sync(kFullWarp, scan, kWarp - 1));
+        owner = first_lane(scan > point);
+        uint64_t rest = point - (scan - own);
+        for (uint64_t m = 0; tile.lane == owner && rest >= (m = mass(at)); ++at) {
+            rest -= m;
+        }
+    }
+    const int32_t token = at < end ? at * kSampleTile + static_cast<int32_t>(told[at].y) : 0;
+    choice.token = __shfl_sync(kFullWarp, token, owner);
+    return choice;
+}
+
+// Log-probabilities of a row: the log of the sum of exp, and the most probable tokens into the result. NaN
+// where a logit is not finite. For the whole block.
+__device__ double report_top(SampleBlock& block) {
+    SampleShared& shared = block.shared;
+    const auto t = static_cast<int>(threadIdx.x);
+    const int32_t top = min(block.slot().top, kSampleTopMax);
+    SampleRowResult& result = block.args.results[block.tile.row];
+    const SampleGroupKeys keys(block, true);
+    uint4 told{kSampleEmptyKey, 0, 0, 0};
+    if (t < block.tiles) {
+        uint32_t* from = block.words[t].raw;
+        told = take_words(from, get_words(from), false);
+    }
+    const float best = keys.largest > kSampleEmptyKey ? from_ordered_bits(keys.largest) : 0.0f;
+    const double sum =
+        block.reduce(__hiloint2double(static_cast<int>(told.w), static_cast<int>(told.z)) *
+                         exp(static_cast<double>(from_ordered_bits(told.x)) - static_cast<double>(best)),
+                     Sum{});
+    const double log_sum = static_cast<double>(best) + log(sum);
+    if (top <= 0 || keys.largest >= kSampleInfinityKey) {
+        if (t == 0) {
+            result.top_count = 0;
+        }
+        return log_sum;
+    }
+    int32_t count = 0;
+    if (list_tokens(block, keys, keys.bound(block, static_cast<uint32_t>(top)), false)) {
+        sort_tokens(block);
+        count = min(top, static_cast<int32_t>(shared.token_count));
+    } else {
+        count = list_one_by_one(block, top);
+    }
+    if (t < count) {
+        const uint64_t token = shared.tokens[t];
+        result.top[static_cast<size_t>(t)] = {
+            ranked_index(token), static_cast<float>(static_cast<double>(ranked_value(token)) - log_sum)};
+    }
+    if (t == 0) {
         result.top_count = count;
     }
+    __syncthreads();
     return log_sum;
 }
 
-// The edits that name their tokens: stop ids, then biases (-inf stays -inf in any order).
-__device__ void apply_named_edits(const SampleCudaArgs& args, const SampleSlot& slot, const SampleRow& row) {
-    const auto mine = [&](int32_t id) { return id >= row.first && id < row.first + row.count; };
-    __syncwarp();  // the other lanes have read what this one writes
-    for (int32_t i = row.lane; masks_stops(slot) && i < slot.stop_count; i += kWarp) {
-        if (mine(slot.stop_ids[i])) {
-            row.x[slot.stop_ids[i] - row.first] = minus_infinity();
+// Draws from what top_k, min_p and top_p leave. For the whole block.
+__device__ Choice choose_cut(SampleBlock& block, const SampleKind& kind) {
+    const SampleSlot& slot = block.slot();
+    const SampleGroupKeys keys(block, false);
+    SampleDraw draw{RowWeights(slot), from_ordered_bits(keys.largest)};
+    draw.fraction = draw_fractions(slot).whole;
+    draw.top_k = kind.top_k;
+    if (kind.by_tiles) {
+        uint64_t mass = 0;
+        if (threadIdx.x < static_cast<unsigned>(block.tiles)) {
+            uint32_t* from = block.words[threadIdx.x].best;
+            const uint4 told = take_words(from, get_words(from), false);
+            mass =
+                draw.weigh.tile_mass(uint64_t{told.w} << 32 | told.z, from_ordered_bits(told.x), draw.best);
         }
+        draw.whole = static_cast<double>(block.reduce(mass, Sum{})) / (1 << SampleWeightConstants::kTileBits);
     }
-    __syncwarp();
-    const int64_t base = static_cast<int64_t>(args.row_slots[row.row]) * kSampleBiasMax;
-    for (int32_t i = 0; i < slot.bias_count; ++i) {  // an id may have several, which add up in their order
-        const int32_t id = args.slots.bias_ids[base + i];
-        if (mine(id) && id % kWarp == row.lane) {
-            row.x[id - row.first] = biased(row.x[id - row.first], args.slots.bias_values[base + i]);
-        }
+    if (keys.largest >= kSampleInfinityKey) {
+        return {-1, SampleError::kNotFinite};
     }
-    __syncwarp();
-}
-
-// 64 ids a lane: which of them are in the prompt and in the output.
-struct SeenWords {
-    uint64_t prompt = 0;
-    uint64_t output = 0;
-};
-
-__device__ SeenWords load_seen(const SampleCudaArgs& args, const SampleRow& row, int32_t group) {
-    const int64_t words = (args.vocab + 63) / 64;
-    const int64_t word = (row.first + group) / 64 + row.lane;
-    if (!row.shared.slot.has_penalties() || group + 64 * row.lane >= row.count || word >= words) {
-        return {};
+    if (keys.largest == kSampleEmptyKey) {
+        return {-1, SampleError::kNoToken};
     }
-    const int64_t base = args.row_slots[row.row] * words;
-    return {args.slots.prompt_seen[base + word], args.slots.output_seen[base + word]};
-}
-
-// The penalties of the segment's tokens, in place; few have any. seen: of the first 2048. False where a
-// logit was not finite.
-__device__ bool apply_penalties(const SampleCudaArgs& args, const SampleRow& row, SeenWords seen) {
-    const SampleSlot& slot = row.shared.slot;
-    const int32_t* counts = args.slots.output_counts + args.row_slots[row.row] * args.vocab + row.first;
-    bool finite = true;
-    for (int32_t group = 0; group < row.count; group += 64 * kWarp) {
-        if (group > 0) {
-            seen = load_seen(args, row, group);
-        }
-        for (uint64_t left = seen.prompt | seen.output; left != 0; left &= left - 1) {
-            const int bit = __ffsll(static_cast<long long>(left)) - 1;
-            const int32_t i = group + 64 * row.lane + bit;
-            const float x = row.x[i];
-            finite = finite && x < -minus_infinity();
-            row.x[i] = penalised(x, (seen.prompt >> bit & 1) != 0,
-                                 (seen.output >> bit & 1) != 0 ? counts[i] : 0, slot);
-        }
-    }
-    __syncwarp();
-    return __all_sync(kFullWarp, finite) != 0;
-}
-
-// Tokens that the mask does not allow, in place. False where a logit was not finite.
-__device__ bool apply_mask(const SampleCudaArgs& args, const SampleRow& row) {
-    const int64_t words = (args.vocab + 31) / 32;
-    const uint32_t* allowed = args.allowed + row.row * words;
-    bool finite = true;
-    for (int32_t i = row.lane; i < row.count; i += kWarp) {
-        const int64_t word = (row.first + i) / 32;
-        const uint32_t may = word < words ? allowed[word] : 0u;
-        const float x = row.x[i];
-        finite = finite && x < -minus_infinity();
-        if ((may >> row.lane & 1) == 0) {
-            row.x[i] = minus_infinity();
-        }
-    }
-    __syncwarp();
-    return __all_sync(kFullWarp, finite) != 0;
-}
-
-// Everything between the raw logits and the temperature, in place. False where a raw logit that it replaces
-// was not finite.
-__device__ bool edit_segment(const SampleCudaArgs& args, const SampleRow& row, const SeenWords& seen) {
-    const SampleSlot& slot = row.shared.slot;
-    bool finite = true;
-    if (slot.bias_count > 0 || masks_stops(slot)) {
-        finite = scan_segment(row) != kSampleNotFinite;
-        apply_named_edits(args, slot, row);
-    }
-    if (args.allowed != nullptr) {
-        finite = apply_mask(args, row) && finite;
-    }
-    if (slot.has_penalties()) {
-        finite = apply_penalties(args, row, seen) && finite;
-    }
-    return finite;
-}
-
-// Lists the tokens that are as probable as the k-th largest of the segments' maxima, with their scaled
-// logits. A cluster barrier follows.
-__device__ void collect_best(const SampleRow& row, const SampleDraw& draw, int k) {
-    const uint32_t key = kth_maximum(row.shared, k);
-    const float bound = key == kSampleEmpty ? minus_infinity() : from_ordered_bits(key);
-    const SampleScale& scale = draw.weights.scale;
-    const float scaled_bound = scale(bound);
-    // Logits so close below the bound that their quotient may be the same.
-    const float low =
-        scaled_bound < kSampleLogitMax ? bound - fmaxf(fabsf(bound) * 1e-6f, 1e-30f) : minus_infinity();
-    int32_t mine = 0;
-    const uint32_t best = row.shared.maxima[row.segment()];
-    if (best != kSampleEmpty && from_ordered_bits(best) >= low) {
-        const auto see = [&](float x, int32_t id) {
-            const float scaled = scale(x);
-            if (x >= low && x > minus_infinity() && scaled >= scaled_bound) {
-                append_candidate(row, 1, scaled, id);
-                ++mine;
-            }
-        };
-        row.for_fours([&](const float4& v, int32_t i) {
-            if (fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)) >= low) {
-                see(v.x, row.first + i);
-                see(v.y, row.first + i + 1);
-                see(v.z, row.first + i + 2);
-                see(v.w, row.first + i + 3);
-            }
-        });
-    }
-    row.publish(row.shared.found, warp_reduce(mine, Sum{}));
-}
-
-// Draws. One warp of the cluster gets the token, every other -1.
-__device__ int32_t draw_token(SampleRow& row, const SampleDraw& draw) {
-    SampleShared& shared = row.shared;
-    const SampleSlot& slot = draw.slot;
-    if (slot.top_k <= 0 && slot.top_p >= 1) {
-        return draw_uncut(row, draw);
-    }
-    if (slot.top_k <= kSampleBestMax) {
-        collect_best(row, draw, slot.top_k > 0 ? slot.top_k : kSampleBestMax);
-        if (slot.top_k <= 0) {
-            row.publish(shared.mass, segment_mass(row, draw.weights));
-        }
-        row.cluster.sync();
-        const SampleFound found(row);
-        bool done = found.fits;
-        if (done && row.rank == 0) {
-            const uint64_t total = slot.top_k > 0 ? 0 : segment_sums(shared.mass, 0, row.lane).total;
-            done = draw_from_candidates(row, found, draw, total);
-        }
-        if (found.fits && slot.top_k <= 0) {  // the first block alone knows
-            if (row.rank == 0 && threadIdx.x < kSampleCluster) {
-                *row.remote(&shared.unfinished, static_cast<int>(threadIdx.x)) = done ? 0 : 1;
-            }
-            row.cluster.sync();
-            done = shared.unfinished == 0;
-        }
-        if (done) {
-            return row.rank == 0 && row.warp == 0 ? shared.token : -1;
-        }
-    }
-    row.for_fours(
-        [&](const float4& v, int32_t i) { *reinterpret_cast<float4*>(row.x + i) = draw.weights.scale(v); });
-    const SampleCut cut = find_cut(row, draw);
-    return draw_by_cut(row, draw, cut);
-}
-
-struct Choice {
     int32_t token = -1;
-    SampleError error = SampleError::kNone;
-};
-
-// By one warp.
-__device__ void finish_row(const SampleCudaArgs& args, const SampleRow& row, Choice choice, double log_sum) {
-    const int32_t slot_id = args.row_slots[row.row];
-    const SampleSlot& slot = row.shared.slot;
-    SampleRowResult& result = args.results[row.row];
-    if (row.lane != 0) {
-        return;
+    if (kind.top_k <= kSampleBestMax) {
+        uint32_t bound = kSampleEmptyKey + 1;
+        if (kind.top_k > 0 || kind.by_tiles) {
+            bound = keys.bound(block, static_cast<uint32_t>(kind.top_k > 0 ? kind.top_k : kSampleNucleus));
+        }
+        if (slot.min_p > 0) {
+            const float least = draw.weigh.least_logit(draw.best, slot.min_p);
+            bound = least > minus_infinity() ? max(bound, ordered_bits(least)) : bound;
+        }
+        if (list_tokens(block, keys, bound, kind.edited)) {
+            token = draw_from_list(block, draw);
+        }
     }
-    const bool failed = choice.error != SampleError::kNone;
-    if (!failed && stops_early(slot, choice.token)) {
-        choice.token = slot.forced_after;
+    if (token < 0) {
+        token = draw_slowly(block, draw, kind.edited);
     }
-    result.token = failed ? -1 : choice.token;
-    result.error = choice.error;
-    result.logprob = 0;
-    if (failed || slot.logprobs == 0) {
-        result.top_count = 0;
-    } else {
-        const float logit = args.logits[row.row * args.logits_stride + choice.token];
-        result.logprob = static_cast<float>(static_cast<double>(logit) - log_sum);
-    }
-    if (!failed) {
-        append_output(args, slot, slot_id, choice.token);
-    }
+    return {token};
 }
 
-// The slot as it is before this launch, into shared memory. A barrier follows.
-__device__ void load_slot(const SampleCudaArgs& args, SampleShared& shared, int32_t slot_id) {
-    static_assert(sizeof(SampleSlot) % 8 == 0 && sizeof(SampleSlot) / 8 <= kSampleThreads);
-    const auto* from = reinterpret_cast<const uint64_t*>(args.slots.slot + slot_id);
-    if (threadIdx.x < sizeof(SampleSlot) / 8) {
-        reinterpret_cast<uint64_t*>(&shared.slot)[threadIdx.x] = from[threadIdx.x];
+// Finishes a row whose tiles' best tokens do not tell all. For the whole block.
+__device__ void finish_by_block(SampleBlock& block, const SampleKind& kind) {
+    const double log_sum = block.slot().logprobs != 0 ? report_top(block) : 0;
+    Choice choice;
+    if (kind.cut) {
+        choice = choose_cut(block, kind);
+    } else if (block.warp() == 0) {
+        choice = choose_by_tiles(block.tile, kind, block.words, block.tiles, block.shared.told);
     }
     if (threadIdx.x == 0) {
-        shared.candidate_count[0] = 0;
-        shared.candidate_count[1] = 0;
+        finish_row(block.tile, choice, log_sum);
     }
+    __syncthreads();  // its memory is used again
 }
 
-// From the edited logits to the token. `best`: the segments' largest key.
-__device__ void choose(const SampleCudaArgs& args, SampleRow& row, uint32_t best, uint64_t fraction,
-                       double log_sum) {
-    SampleShared& shared = row.shared;
-    const SampleSlot& slot = shared.slot;
-    const bool first_block_warp = row.rank == 0 && row.warp == 0;
-    Choice choice{forced_token(args, slot, args.row_slots[row.row])};
-    bool mine = first_block_warp;
-    if (best == kSampleNotFinite) {
-        choice.error = SampleError::kNotFinite;
-    } else if (choice.token < 0 && best == kSampleEmpty) {
-        choice.error = SampleError::kNoToken;
-    } else if (choice.token < 0 && is_greedy(slot)) {
-        int32_t before = 0;  // segments before this one that are as good
-        for (int j = row.lane; j < row.segment(); j += kWarp) {
-            before += shared.maxima[j] == best ? 1 : 0;
-        }
-        mine = shared.maxima[row.segment()] == best && __any_sync(kFullWarp, before) == 0;
-        choice.token = mine ? find_value(row, from_ordered_bits(best)) : -1;
-    } else if (choice.token < 0) {
-        const SampleScale scale{slot.temperature, __frcp_rn(slot.temperature)};
-        choice.token =
-            draw_token(row, {slot, SampleWeights(scale, from_ordered_bits(best), slot.min_p), fraction});
-        mine = choice.token >= 0;
-    }
-    if (mine) {
-        finish_row(args, row, choice, log_sum);
-    }
-}
-
-__global__ void __cluster_dims__(kSampleCluster, 1, 1) __launch_bounds__(kSampleThreads, 3)
-    sample_kernel(SampleCudaArgs args, int32_t segment) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    SampleShared& shared = *reinterpret_cast<SampleShared*>(memory);
-    SampleRow row{shared, cooperative_groups::this_cluster(), blockIdx.y};
-    row.rank = static_cast<int>(blockIdx.x);
-    row.warp = static_cast<int>(threadIdx.x) / kWarp;
-    row.lane = static_cast<int>(threadIdx.x) % kWarp;
-    row.x = reinterpret_cast<float*>(memory + kSharedBytes) + row.warp * segment;
-    row.first = row.segment() * segment;
-    const int32_t real = max(0, min(segment, static_cast<int32_t>(args.vocab) - row.first));
-    row.count = (real + kSamplePass - 1) / kSamplePass * kSamplePass;
-    let_next_kernel_start();
-    wait_for_previous_kernel();
-    load_begin(args, row, real);
-    const uint32_t barrier = shared_address(&shared.barriers[row.warp]);
-    const int32_t slot_id = args.row_slots[row.row];
-    if (slot_id < 0) {
-        barrier_wait(barrier, 0);  // no copy may be under way at the end
+// Finishes a row of which this block has the last tile; other blocks may still have to tell of theirs. The
+// whole block calls this; a row of which the tiles' best tokens tell all is left to the warp of its last
+// tile.
+__device__ void finish(SampleShared& shared, const SampleTile& tile, const TileSpan& span) {
+    const SampleKind kind(tile.args, tile.slot);
+    SampleTileWords* words = static_cast<SampleTileWords*>(tile.args.exchange) + tile.row * span.of_row;
+    if (kind.cut || tile.slot.logprobs != 0 || span.of_row > kToldMax) {
+        __syncthreads();  // all warps have told of their tiles
+        SampleBlock block{tile.args, shared, words, span.of_row, tile};
+        finish_by_block(block, kind);
         return;
     }
-    load_slot(args, shared, slot_id);
-    row.cluster.sync();  // all blocks run, and their counts are set, before anyone writes to another
-    const SeenWords seen = load_seen(args, row, 0);
-    const uint64_t fraction = draw_fraction(shared.slot.seed, static_cast<uint64_t>(shared.slot.outputs));
-    barrier_wait(barrier, 0);
+    const auto last = static_cast<int32_t>((tile.row + 1) * span.of_row) - 1;
+    if ((last - span.begin) % kSampleWarps == static_cast<int32_t>(threadIdx.x) / kWarp) {
+        auto* told = reinterpret_cast<uint4*>(tile.x);
+        const Choice choice = choose_by_tiles(tile, kind, words, span.of_row, told);
+        if (tile.lane == 0) {
+            finish_row(tile, choice, 0);
+        }
+        __syncwarp();
+    }
+}
 
-    double log_sum = 0;
-    bool finite = true;
-    if (shared.slot.logprobs != 0) {
-        row.publish(shared.maxima, scan_segment(row));
-        row.cluster.sync();
-        const uint32_t best = reduce_segments(shared.maxima, row.lane, Max{});
-        finite = best != kSampleNotFinite;
-        if (finite) {
-            log_sum = report_top(row, min(shared.slot.top, kSampleTopMax), best, args.results[row.row]);
+__global__ void __launch_bounds__(kSampleThreads, 1) sample_kernel(const SampleCudaArgs args) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    SampleShared& shared = *reinterpret_cast<SampleShared*>(memory + kRingBytes);
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    float* const own = reinterpret_cast<float*>(memory) + warp * (kSampleRing + 1) * kSampleTile;
+    const TileSpan span(args);
+    const TileRing ring(args, span, own, shared.barriers[warp]);
+    const int32_t first_row = span.first_row();
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    // As much as comes while the slots come.
+    if (warp < kSampleWarps / 2) {
+        ring.begin(0);
+    }
+    load_slots(args, shared, span);
+    __syncthreads();
+    if (warp >= kSampleWarps / 2) {
+        ring.begin(0);
+    }
+
+    const auto tile_of = [&](int32_t row) {
+        const int local = row - first_row;
+        SampleTile tile{args, shared.slots[local], row, shared.slot_ids[local],
+                        own + kSampleRing * kSampleTile};
+        tile.lane = lane;
+        return tile;
+    };
+    const int32_t rows = (span.end - 1) / span.of_row - first_row + 1;
+    int next = 0;  // of this warp's tiles
+    for (int32_t n = 0; n <= rows; ++n) {
+        // Other blocks may have tiles of the first row: it is finished when all others have been read.
+        const SampleTile tile = tile_of(first_row + (n < rows ? n : 0));
+        if (n < rows) {
+            next = read_row(tile, ring, span, next);
+        }
+        if (n > 0 && (tile.row + 1) * span.of_row <= span.end && tile.slot_id >= 0) {
+            finish(shared, tile, span);
         }
     }
-    finite = edit_segment(args, row, seen) && finite;
-    row.publish(shared.maxima, finite ? scan_segment(row) : kSampleNotFinite);
-    row.cluster.sync();
-    choose(args, row, reduce_segments(shared.maxima, row.lane, Max{}), fraction, log_sum);
 }
 
 __global__ void sample_history_kernel(SampleHistoryArgs args) {
@@ -447,28 +434,37 @@ __global__ void sample_history_kernel(SampleHistoryArgs args) {
 
 }  // namespace
 
+int64_t sample_cuda_exchange_bytes(int64_t vocab, int64_t rows) {
+    return rows * tiles_of(vocab) * static_cast<int64_t>(sizeof(SampleTileWords));
+}
+
 Status sample_cuda_prepare(int64_t vocab) {
     if (vocab > kSampleCudaVocabMax) {
         return invalid_argument("a vocabulary of " + std::to_string(vocab) +
                                 " tokens; the CUDA sampler takes " + std::to_string(kSampleCudaVocabMax) +
                                 " at most");
     }
-    cuda_check(cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(shared_bytes(vocab, 1))));
+    cuda_check(
+        cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     return Status();
 }
 
 void sample_cuda(cudaStream_t stream, const SampleCudaArgs& args) {
-    check(args.vocab > 0 && args.vocab <= kSampleCudaVocabMax && args.rows <= 65535,
-          "sample: at most 65535 rows of kSampleCudaVocabMax logits");
+    check(args.vocab > 0 && args.vocab <= kSampleCudaVocabMax && args.rows <= kSampleCudaRowsMax,
+          "sample: at most kSampleCudaRowsMax rows of kSampleCudaVocabMax logits");
     if (args.rows == 0) {
         return;
     }
-    cuda_check(launch_dependent({.grid = dim3(kSampleCluster, static_cast<unsigned>(args.rows)),
+    // A block waits for those before it, which run already: blocks begin in their order. More blocks than
+    // multiprocessors only where one would have tiles of too many rows.
+    const int64_t least = (args.rows + kSampleBlockRows - 3) / (kSampleBlockRows - 2);
+    const int64_t blocks =
+        std::min(args.rows * tiles_of(args.vocab), std::max<int64_t>(args.sm_count, least));
+    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks)),
                                  .threads = kSampleThreads,
-                                 .shared_bytes = static_cast<int>(shared_bytes(args.vocab, args.rows)),
+                                 .shared_bytes = kSharedBytes,
                                  .stream = stream},
-                                sample_kernel, args, static_cast<int32_t>(segment_size(args.vocab))));
+                                sample_kernel, args));
 }
 
 void sample_history_cuda(cudaStream_t stream, const SampleHistoryArgs& args) {

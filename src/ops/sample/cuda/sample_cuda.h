@@ -70,12 +70,19 @@ struct SampleCudaArgs {
     const uint32_t* allowed =
         nullptr;  // [rows, ceil(vocab / 32)] bitmask of the ids that may be chosen; may be null
     SampleSlots slots;
+    // sample_cuda_exchange_bytes() of device memory, 32-byte aligned, of one call at a time: zeros before the
+    // first call, and again after each.
+    void* exchange = nullptr;
+    int sm_count = 0;  // of the device
     // [rows]. A failed row has its error here and leaves its slot as it was.
     SampleRowResult* results = nullptr;
 };
 
-// The largest vocabulary: a row's logits stay in the shared memory of the eight thread blocks of a cluster.
 inline constexpr int64_t kSampleCudaVocabMax = 400000;
+inline constexpr int64_t kSampleCudaRowsMax = 65535;
+
+// What thread blocks tell each other.
+int64_t sample_cuda_exchange_bytes(int64_t vocab, int64_t rows);
 
 // Takes what sample_cuda() needs from the device; once, before the first call. An error where the vocabulary
 // is too large.

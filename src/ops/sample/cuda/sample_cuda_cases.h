@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
+#include "device/cuda/device_props.h"
 #include "ops/cuda/cuda_case.h"
 #include "ops/sample/cuda/sample_cuda.h"
 #include "ops/sample/sample_cases.h"
@@ -31,6 +33,9 @@ class SampleCudaCase {
             row_slots_.push_back(static_cast<int32_t>(rows - 1 - r));
         }
         tessera::check(sample_cuda_prepare(vocab_).ok(), "sample: the vocabulary is too large");
+        const Result<DeviceProps> device = open_device(0);
+        tessera::check(device.ok(), "no device");
+        sm_count_ = device->sm_count;
         upload(data, logits);
     }
 
@@ -43,6 +48,8 @@ class SampleCudaCase {
                 .allowed = allowed_used_ ? d_allowed_->at(0) : nullptr,
                 .slots = {d_slots_->at(0), d_seen_->at(0), d_output_seen_->at(0), d_counts_->at(0),
                           d_bias_ids_->at(0), d_bias_values_->at(0), d_forced_->at(0), d_last_->at(0)},
+                .exchange = d_exchange_->at(0),
+                .sm_count = sm_count_,
                 .results = d_results_->at(0)};
     }
     void launch(cudaStream_t stream, int set) { sample_cuda(stream, args(set)); }
@@ -59,6 +66,10 @@ class SampleCudaCase {
         OpError error = compare_close(flatten(got), flatten(host_->results()), 4e-6, 0);
         error += check_slots(got);
         return error;
+    }
+    bool exchange_is_clear() const {
+        const std::vector<std::byte> bytes = d_exchange_->download();
+        return std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0}; });
     }
     std::vector<SampleRowResult> results() const { return d_results_->download(); }
     DeviceArray<SampleSlot>& slots() { return *d_slots_; }
@@ -122,6 +133,9 @@ class SampleCudaCase {
         d_bias_ids_ = std::make_unique<DeviceArray<int32_t>>(data.budget, bias_ids_, 1);
         d_bias_values_ = std::make_unique<DeviceArray<float>>(data.budget, bias_values_, 1);
         d_forced_ = std::make_unique<DeviceArray<int32_t>>(data.budget, forced_, 1);
+        d_exchange_ = std::make_unique<DeviceArray<std::byte>>(
+            data.budget,
+            std::vector<std::byte>(static_cast<size_t>(sample_cuda_exchange_bytes(vocab_, rows_))), 1);
         d_last_ = std::make_unique<DeviceArray<int32_t>>(data.budget, std::vector<int32_t>(rows), 1);
         d_results_ = std::make_unique<DeviceArray<SampleRowResult>>(data.budget,
                                                                     std::vector<SampleRowResult>(rows), 1);
@@ -151,6 +165,7 @@ class SampleCudaCase {
     std::shared_ptr<SampleCase> host_;
     int64_t vocab_, rows_;
     bool allowed_used_ = false;
+    int sm_count_ = 0;
     std::vector<SampleSlot> slots_;
     std::vector<uint64_t> seen_, output_seen_;
     std::vector<int32_t> counts_, bias_ids_, forced_, row_slots_;
@@ -162,6 +177,7 @@ class SampleCudaCase {
     std::unique_ptr<DeviceArray<uint64_t>> d_seen_, d_output_seen_;
     std::unique_ptr<DeviceArray<SampleSlot>> d_slots_;
     std::unique_ptr<DeviceArray<SampleRowResult>> d_results_;
+    std::unique_ptr<DeviceArray<std::byte>> d_exchange_;
 };
 
 struct SampleCudaSpec {
@@ -228,6 +244,7 @@ inline std::vector<CudaOpCase> sample_cuda_cases() {
             cases.push_back(sample_cuda_case({name, vocab, rows, spread, edit_everything}, false));
         }
     }
+    cases.push_back(sample_cuda_case({"many rows", 1500, 4000, 5, edit_everything}, false));
     cases.push_back(sample_cuda_case({"everything", 120832, 48, 5, edit_everything}, true));
     return cases;
 }

@@ -154,6 +154,17 @@ TEST_F(SampleCuda, HistoryIsSetForOneSlot) {
     EXPECT_EQ(got_counts[2 * kVocab], 9);
 }
 
+// Every kind of row, a failed one too, takes back what the blocks told each other.
+TEST_F(SampleCuda, TheExchangeIsClearAfterwards) {
+    host_ = std::make_shared<SampleCase>(3000, 40, 5.0f, edit_everything);
+    const_cast<float*>(host_->rows()[5].logits)[2999] = std::numeric_limits<float>::quiet_NaN();
+    SampleCudaCase data({budget_}, host_);
+    for (int n = 0; n < 3; ++n) {
+        step(data);
+        EXPECT_TRUE(data.exchange_is_clear()) << "step " << n;
+    }
+}
+
 TEST_F(SampleCuda, PaddingRowsAreLeftAlone) {
     auto data = make(2, plain);
     const DeviceArray<int32_t> row_slots(budget_, std::vector<int32_t>{-1, 0}, 1);

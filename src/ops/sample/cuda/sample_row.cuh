@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "ops/common/cuda/exp.cuh"
 #include "ops/common/cuda/order.cuh"
 #include "ops/sample/cuda/sample_cuda.h"
+#include "ops/sample/sample_weight.h"
 
 namespace tessera::cuda {
 
@@ -20,6 +20,10 @@ __device__ __forceinline__ bool is_greedy(const SampleSlot& slot) {
 
 __device__ __forceinline__ bool masks_stops(const SampleSlot& slot) {
     return slot.outputs < slot.min_tokens && slot.stop_count > 0;
+}
+
+__device__ __forceinline__ bool has_forced(const SampleSlot& slot) {
+    return slot.forced_next >= 0 && slot.forced_next < slot.forced_count;
 }
 
 __device__ __forceinline__ float biased(float x, float bias) {
@@ -38,87 +42,74 @@ __device__ __forceinline__ float penalised(float x, bool in_prompt, int32_t coun
     return kSampleLogitMax < x ? kSampleLogitMax : x;
 }
 
-// A row's temperature. REQUIRES of reciprocal: 1 / temperature, rounded to nearest.
-struct SampleScale {
-    float temperature = 1;
-    float reciprocal = 1;
+// The weights of sample_weight.h on the device.
+class RowWeights {
+    using C = SampleWeightConstants;
 
-    // x / temperature, rounded to nearest: with the rounded reciprocal z of the divisor t one correction of
-    // q = x z, q + (x - q t) z, gives the rounded quotient (Brisebarre, Muller and Raina, 2004) as long as
-    // nothing underflows. Outside of a wide range it is divided.
-    __device__ __forceinline__ float ordinary(float x) const {
-        const float q = __fmul_rn(x, reciprocal);
-        return fmaf(fmaf(-temperature, q, x), reciprocal, q);
+  public:
+    RowWeights() = default;
+    __device__ explicit RowWeights(const SampleSlot& slot) {
+        rate_ = __fdiv_rn(C::kLog2E, slot.temperature);
+        lowest_ = __fdiv_rn(C::kLowest, rate_);
+        tile_lowest_ = __fdiv_rn(C::kTileLowest, rate_);
+        least_ = __fmul_rn(slot.min_p, static_cast<float>(1 << C::kBits));
     }
-    __device__ __forceinline__ float operator()(float x) const {
-        if (is_ordinary(fabsf(x), fabsf(x))) {
-            return ordinary(x);
-        }
-        const float scaled = __fdiv_rn(x, temperature);
-        return kSampleLogitMax < scaled ? kSampleLogitMax : scaled;
-    }
-    // Decided for all four at once, so that their chains of operations overlap.
-    __device__ __forceinline__ float4 operator()(const float4& x) const {
-        const float smallest = fminf(fminf(fabsf(x.x), fabsf(x.y)), fminf(fabsf(x.z), fabsf(x.w)));
-        const float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-        if (is_ordinary(smallest, largest)) {
-            return make_float4(ordinary(x.x), ordinary(x.y), ordinary(x.z), ordinary(x.w));
-        }
-        return make_float4((*this)(x.x), (*this)(x.y), (*this)(x.z), (*this)(x.w));
-    }
-    __device__ __forceinline__ static bool is_ordinary(float smallest, float largest) {
-        return smallest > 1e-18f && largest < 1e18f;
-    }
-};
 
-// The integer weights of a row's tokens: round(2^30 exp(x - max)), 0 where min_p drops the token.
-struct SampleWeights {
-    SampleScale scale;
-    float max = 0;    // the largest scaled logit
-    float least = 0;  // 2^30 min_p
-    float cut = 0;    // logits below it, before the temperature, weigh nothing
-
-    __device__ SampleWeights(const SampleScale& row_scale, float largest, float min_p) : scale(row_scale) {
-        max = scale(largest);
-        least = __fmul_rn(min_p, 1073741824.0f);
-        // exp(-21.5) 2^30 < 0.5; the rest covers the rounding.
-        cut = fabsf(max) < 1e6f ? (max - 23.0f) * scale.temperature : minus_infinity();
+    __device__ __forceinline__ uint32_t operator()(float x, float best) const {
+        return __float2uint_rn(unrounded(x, best));
     }
-    // Of a scaled logit. The operations of exp_f32(); 2^n and 2^30 go into the exponent at once.
-    __device__ __forceinline__ uint32_t of_scaled(float x) const {
-        using C = ExpConstants;
-        const float d = fmaxf(__fsub_rn(x, max), -32.0f);
-        const float shifted = fmaf(d, C::kLog2E, C::kRound);
+    // 0 where min_p drops the token.
+    __device__ __forceinline__ uint32_t kept(float x, float best) const {
+        const float weight = unrounded(x, best);
+        return weight < least_ ? 0u : __float2uint_rn(weight);
+    }
+    __device__ __forceinline__ uint64_t tile_mass(uint64_t sum, float tile_best, float best) const {
+        const float t = fmaxf(__fsub_rn(tile_best, best), tile_lowest_);
+        const float shifted = fmaf(t, rate_, C::kRound);
         const float n = __fsub_rn(shifted, C::kRound);
-        const float r = fmaf(n, -C::kLn2Low, fmaf(n, -C::kLn2High, d));
-        constexpr float k0 = C::kPoly[0], k1 = C::kPoly[1], k2 = C::kPoly[2], k3 = C::kPoly[3];
-        constexpr float k4 = C::kPoly[4], k5 = C::kPoly[5], k6 = C::kPoly[6], k7 = C::kPoly[7];
-        float p = fmaf(fmaf(k7, r, k6), r, k5);
-        p = fmaf(fmaf(fmaf(p, r, k4), r, k3), r, k2);
-        p = fmaf(fmaf(p, r, k1), r, k0);
-        p = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23) + (30u << 23));
-        return p < least ? 0u : static_cast<uint32_t>(__float2int_rn(p));
+        const uint64_t mantissa = __float2uint_rn(__fmul_rn(power(fmaf(t, rate_, -n)), C::kMantissa));
+        return sum * mantissa >> (24 - C::kTileBits - static_cast<int>(n));
     }
-    // Of four logits, into `weights`; false: all are 0.
-    __device__ __forceinline__ bool of_four(const float4& x, uint32_t (&weights)[4]) const {
-        if (fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) < cut) {
-            weights[0] = weights[1] = weights[2] = weights[3] = 0;
-            return false;
-        }
-        const float4 scaled = scale(x);
-        weights[0] = of_scaled(scaled.x);
-        weights[1] = of_scaled(scaled.y);
-        weights[2] = of_scaled(scaled.z);
-        weights[3] = of_scaled(scaled.w);
-        return true;
+    // No token below it has a weight that min_p keeps.
+    __device__ __forceinline__ float least_logit(float best, float min_p) const {
+        const float powers = fmaxf(log2f(min_p), C::kLowest) - 1e-3f;
+        const float least = best + powers / rate_;
+        return least - 1e-6f * (fabsf(least) + fabsf(best));
     }
+
+    // Which of `count` ranges of equal width a token falls into that has a weight: 0 is the best's.
+    __device__ __forceinline__ uint32_t bucket(float x, float best, uint32_t count) const {
+        const float scale = rate_ * (static_cast<float>(count) / -C::kLowest);
+        return min(static_cast<uint32_t>(__fmul_rn(__fsub_rn(best, x), scale)), count - 1);
+    }
+
+  private:
+    __device__ __forceinline__ static float power(float r) {
+        constexpr float k0 = C::kPoly[0], k1 = C::kPoly[1], k2 = C::kPoly[2];
+        constexpr float k3 = C::kPoly[3], k4 = C::kPoly[4], k5 = C::kPoly[5];
+        return fmaf(fmaf(fmaf(fmaf(fmaf(k5, r, k4), r, k3), r, k2), r, k1), r, k0);
+    }
+    __device__ __forceinline__ float unrounded(float x, float best) const {
+        constexpr float kShiftedZero = C::kRound + C::kBits;
+        const float t = fmaxf(__fsub_rn(x, best), lowest_);
+        const float shifted = fmaf(t, rate_, kShiftedZero);
+        const float p = power(fmaf(t, rate_, -__fsub_rn(shifted, kShiftedZero)));
+        return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+    }
+
+    float rate_ = 0, lowest_ = 0, tile_lowest_ = 0, least_ = 0;
 };
 
-// A fraction of 2^64: 64 bits of Philox4x32-10 (Salmon et al., 2011) keyed by the seed, counted by the
+// Fractions of 2^64: the bits of Philox4x32-10 (Salmon et al., 2011) keyed by the seed, counted by the
 // position.
-__device__ inline uint64_t draw_fraction(uint64_t seed, uint64_t position) {
+struct SampleFractions {
+    uint64_t whole = 0;
+    uint64_t tile = 0;
+};
+__device__ inline SampleFractions draw_fractions(const SampleSlot& slot) {
+    const auto position = static_cast<uint64_t>(slot.outputs);
     uint32_t c0 = static_cast<uint32_t>(position), c1 = static_cast<uint32_t>(position >> 32), c2 = 0, c3 = 0;
-    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    uint32_t k0 = static_cast<uint32_t>(slot.seed), k1 = static_cast<uint32_t>(slot.seed >> 32);
     for (int round = 0; round < 10; ++round) {
         const uint64_t a = uint64_t{0xD2511F53} * c0;
         const uint64_t b = uint64_t{0xCD9E8D57} * c2;
@@ -129,12 +120,29 @@ __device__ inline uint64_t draw_fraction(uint64_t seed, uint64_t position) {
         k0 += 0x9E3779B9;
         k1 += 0xBB67AE85;
     }
-    return uint64_t{c1} << 32 | c0;
+    return {uint64_t{c1} << 32 | c0, uint64_t{c3} << 32 | c2};
 }
+
+// What a row asks for.
+struct SampleKind {
+    int32_t top_k = 0;      // 0: cuts nothing
+    bool greedy = false;    // the best token is wanted, or none
+    bool by_tiles = false;  // neither top_k nor min_p cuts: tiles tell their sums
+    bool cut = false;       // something cuts
+    bool edited = false;    // logits are changed
+
+    __device__ SampleKind(const SampleCudaArgs& args, const SampleSlot& slot) {
+        top_k = slot.top_k > 0 && slot.top_k < args.vocab ? slot.top_k : 0;
+        greedy = is_greedy(slot) || has_forced(slot);
+        by_tiles = !greedy && top_k == 0 && slot.min_p <= 0;
+        cut = !greedy && (!by_tiles || slot.top_p < 1);
+        edited = slot.bias_count > 0 || masks_stops(slot) || args.allowed != nullptr || slot.has_penalties();
+    }
+};
 
 __device__ __forceinline__ int32_t forced_token(const SampleCudaArgs& args, const SampleSlot& slot,
                                                 int32_t slot_id) {
-    if (slot.forced_next < 0 || slot.forced_next >= slot.forced_count) {
+    if (!has_forced(slot)) {
         return -1;
     }
     return args.slots.forced[static_cast<int64_t>(slot_id) * kSampleForcedMax + slot.forced_next];

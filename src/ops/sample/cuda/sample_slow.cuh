@@ -1,0 +1,244 @@
+// The slow way of one thread block: what is kept is found by passes over the whole row, whose tiles are read
+// from the level-2 cache and edited anew each time. For cuts further down than the listed tokens reach, and
+// for many equal logits.
+#pragma once
+
+#include "ops/sample/cuda/sample_block.cuh"
+
+namespace tessera::cuda {
+
+// What is kept: tokens with a key above `key`, and the first `ties` in order of ids of those that equal it.
+struct SampleCut {
+    uint32_t key = 0;
+    uint64_t ties = ~uint64_t{0};
+};
+
+__device__ inline void bring_tile(SampleTile& tile, int number, bool edited) {
+    tile.first = number * kSampleTile + tile.lane % kSampleGroups * kSampleGroup;
+    const uint64_t seen = edited ? load_seen(tile) : 0;
+    load_groups(tile, kSampleGroups);
+    if (edited) {
+        edit_tile(tile, seen);
+    }
+}
+
+// f(logit, its place in the tile) for each of the tile, spread over the lanes.
+template <typename F>
+__device__ __forceinline__ void for_each_logit(const SampleTile& tile, F f) {
+#pragma unroll 1
+    for (int32_t i = tile.lane; i < kSampleTile; i += kWarp) {
+        f(tile.x[i], i);
+    }
+}
+
+// f(the tile's number) for each tile of the row, which has been brought; spread over the warps.
+template <typename F>
+__device__ inline void for_each_tile(SampleBlock& block, bool edited, F f) {
+#pragma unroll 1
+    for (int number = block.warp(); number < block.tiles; number += kSampleWarps) {
+        bring_tile(block.tile, number, edited);
+        f(number);
+        __syncwarp();
+    }
+}
+
+// reached(count, mass) holds nowhere or from some token on. At most four passes, each over 512 ranges of keys
+// in the range that the one before has found.
+template <typename Reached>
+__device__ inline SampleReach reach(SampleBlock& block, const SampleDraw& draw, bool edited,
+                                    Reached reached) {
+    constexpr int kLowBits = 13;
+    SampleShared& shared = block.shared;
+    SampleBuckets& buckets = shared.buckets;
+    const uint32_t range = kSampleListMax - 1 - threadIdx.x;  // the best first
+    uint32_t low = kSampleEmptyKey + 1;
+    uint32_t high = ordered_bits(draw.best);
+    SampleReach found;
+    while (true) {
+        const int shift = max(0, 32 - __clz(static_cast<int>(high - low)) - 9);
+        __syncthreads();
+        buckets.count[range] = buckets.low[range] = buckets.high[range] = 0;
+        __syncthreads();
+        for_each_tile(block, edited, [&](int) {
+            for_each_logit(block.tile, [&](float x, int32_t) {
+                const uint32_t key = ordered_bits(x);
+                const uint32_t weight = key >= low && key <= high ? draw.weigh.kept(x, draw.best) : 0;
+                if (weight > 0) {
+                    const uint32_t at = (key - low) >> shift;
+                    atomicAdd(buckets.count + at, 1u);
+                    atomicAdd(buckets.low + at, weight & ((1u << kLowBits) - 1));
+                    atomicAdd(buckets.high + at, weight >> kLowBits);
+                }
+            });
+        });
+        __syncthreads();
+        const uint64_t count = buckets.count[range];
+        const uint64_t mass = (uint64_t{buckets.high[range]} << kLowBits) + buckets.low[range];
+        const uint64_t count_before = found.count + block.scan_before(count);
+        __syncthreads();
+        const uint64_t mass_before = found.mass + block.scan_before(mass);
+        const bool here =
+            !reached(count_before, mass_before) && reached(count_before + count, mass_before + mass);
+        if (here) {
+            shared.found = static_cast<int32_t>(range);
+            shared.reach = {true, low + (range << shift), count_before, mass_before, count};
+        }
+        if (__syncthreads_or(here ? 1 : 0) == 0) {
+            found.count += block.reduce(count, Sum{});
+            found.mass += block.reduce(mass, Sum{});
+            return found;
+        }
+        found = shared.reach;
+        low = found.key;
+        high = min(high, low + (1u << shift) - 1);
+        if (shift == 0) {
+            return found;
+        }
+    }
+}
+
+__device__ inline SampleCut find_cut(SampleBlock& block, const SampleDraw& draw, bool edited) {
+    const auto weight = [&](uint32_t key) {
+        return uint64_t{draw.weigh.kept(from_ordered_bits(key), draw.best)};
+    };
+    SampleCut cut;
+    double whole = draw.whole;
+    if (whole <= 0) {
+        const auto k = static_cast<uint64_t>(draw.top_k);
+        const SampleReach last =
+            reach(block, draw, edited, [k](uint64_t count, uint64_t) { return k > 0 && count >= k; });
+        cut.key = last.any ? last.key : 0;
+        whole = static_cast<double>(last.any ? last.mass + last.ties * weight(last.key) : last.mass);
+    }
+    if (block.slot().top_p >= 1) {
+        return cut;
+    }
+    const double target = static_cast<double>(block.slot().top_p) * whole;
+    const auto reached = [&](uint64_t mass) { return mass > 0 && static_cast<double>(mass) >= target; };
+    const SampleReach last =
+        reach(block, draw, edited, [&](uint64_t, uint64_t mass) { return reached(mass); });
+    if (!last.any) {
+        return cut;
+    }
+    uint64_t low = 1;
+    uint64_t high = last.ties;
+    while (low < high) {  // the fewest ties that reach the target
+        const uint64_t middle = (low + high) / 2;
+        if (reached(last.mass + middle * weight(last.key))) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return {last.key, low};
+}
+
+// The token of the block's tile that holds `point`, by one warp. `ties` of the tile are kept.
+__device__ inline int32_t find_in_tile(const SampleTile& tile, const SampleDraw& draw, const SampleCut& cut,
+                                       uint64_t ties, uint64_t point) {
+    uint64_t before = 0;
+    for (int32_t i = 0; i < kSampleTile; i += kWarp) {
+        const float x = tile.x[i + tile.lane];
+        const uint32_t key = ordered_bits(x);
+        const uint32_t votes = __ballot_sync(kFullWarp, key == cut.key);
+        const int earlier = __popc(votes & ((1u << tile.lane) - 1));
+        const bool kept = key > cut.key || (key == cut.key && static_cast<uint64_t>(earlier) < ties);
+        ties -= min(ties, static_cast<uint64_t>(__popc(votes)));
+        const uint64_t sum =
+            before + warp_scan(kept ? uint64_t{draw.weigh.kept(x, draw.best)} : 0, tile.lane);
+        const uint32_t beyond = __ballot_sync(kFullWarp, sum > point);
+        if (beyond != 0) {
+            return i + __ffs(static_cast<int>(beyond)) - 1;
+        }
+        before = __shfl_sync(kFullWarp, sum, kWarp - 1);
+    }
+    return -1;
+}
+
+// Draws from all tokens that the cut keeps.
+__device__ inline int32_t draw_by_cut(SampleBlock& block, const SampleDraw& draw, const SampleCut& cut,
+                                      bool edited) {
+    SampleShared& shared = block.shared;
+    for_each_tile(block, edited, [&](int number) {
+        uint64_t above = 0;
+        uint32_t ties = 0;
+        for_each_logit(block.tile, [&](float x, int32_t) {
+            const uint32_t key = ordered_bits(x);
+            above += key > cut.key ? draw.weigh.kept(x, draw.best) : 0;
+            ties += key == cut.key ? 1 : 0;
+        });
+        const uint64_t all_above = warp_reduce(above, Sum{});
+        const uint32_t all_ties = __reduce_add_sync(kFullWarp, ties);
+        if (block.tile.lane == 0) {
+            shared.tile_mass[number] = all_above;
+            shared.tile_ties[number] = all_ties;
+        }
+    });
+    __syncthreads();
+    const auto t = static_cast<int>(threadIdx.x);
+    const uint64_t one = draw.weigh.kept(from_ordered_bits(cut.key), draw.best);
+    uint64_t ties = 0;
+    uint64_t mass = 0;
+    if (t < block.tiles) {
+        uint64_t earlier = 0;
+        for (int i = 0; i < t; ++i) {
+            earlier += shared.tile_ties[i];
+        }
+        ties = min(shared.tile_ties[t], cut.ties - min(cut.ties, earlier));
+        mass = shared.tile_mass[t] + ties * one;
+    }
+    __syncthreads();
+    if (t < block.tiles) {
+        shared.tile_mass[t] = mass;
+    }
+    const uint64_t total = block.reduce(mass, Sum{});
+    const uint64_t point = __umul64hi(draw.fraction, total);
+    uint64_t before = 0;
+    for (int i = 0; i < t && t < block.tiles; ++i) {
+        before += shared.tile_mass[i];
+    }
+    if (before <= point && point < before + mass) {
+        shared.found = t;
+        shared.point = point - before;
+        shared.ties = ties;
+    }
+    __syncthreads();
+    if (block.warp() == 0) {
+        bring_tile(block.tile, shared.found, edited);
+        const int32_t place = find_in_tile(block.tile, draw, cut, shared.ties, shared.point);
+        if (block.tile.lane == 0) {
+            shared.token = shared.found * kSampleTile + place;
+        }
+    }
+    __syncthreads();
+    return shared.token;
+}
+
+__device__ inline int32_t draw_slowly(SampleBlock& block, const SampleDraw& draw, bool edited) {
+    return draw_by_cut(block, draw, find_cut(block, draw, edited), edited);
+}
+
+// Lists the `count` most probable tokens by a pass for each, sorted; how many there are.
+__device__ inline int32_t list_one_by_one(SampleBlock& block, int32_t count) {
+    uint64_t last = ~uint64_t{0};
+    for (int32_t i = 0; i < count; ++i) {
+        uint64_t next = 0;
+        for_each_tile(block, false, [&](int number) {
+            for_each_logit(block.tile, [&](float x, int32_t at) {
+                const uint64_t rank = ranked(x, static_cast<uint32_t>(number * kSampleTile + at));
+                next = x > minus_infinity() && rank < last ? max(next, rank) : next;
+            });
+        });
+        last = block.reduce(next, Max{});
+        if (last == 0) {
+            return i;
+        }
+        if (threadIdx.x == 0) {
+            block.shared.tokens[i] = last;
+        }
+    }
+    __syncthreads();
+    return count;
+}
+
+}  // namespace tessera::cuda
