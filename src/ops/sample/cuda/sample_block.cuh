@@ -347,8 +347,10 @@ __device__ inline int32_t draw_from_list(const SampleBlock& block, const SampleD
         uint64_t mass = 0;
 #pragma unroll 4
         for (int j = part; j < count; j += kEach) {
-            better += list[j] > mine ? 1 : 0;
-            mass += list[j] > mine ? weights[j] : 0;
+            const uint32_t weight = weights[j];  // read in any case: a branch costs more
+            const bool is_better = list[j] > mine;
+            better += is_better ? 1 : 0;
+            mass += is_better ? weight : 0;
         }
         better = warp_reduce<kEach>(better, Sum{});
         mass = warp_reduce<kEach>(mass, Sum{});
@@ -364,7 +366,8 @@ __device__ inline int32_t draw_from_list(const SampleBlock& block, const SampleD
     const auto sum_of = [&](auto is_in) {  // by each warp
         uint64_t sum = 0;
         for (int j = block.tile.lane; j < count; j += kWarp) {
-            sum += is_in(j) ? weights[j] : 0;
+            const uint32_t weight = weights[j];
+            sum += is_in(j) ? weight : 0;
         }
         return warp_reduce(sum, Sum{});
     };
@@ -379,7 +382,11 @@ __device__ inline int32_t draw_from_list(const SampleBlock& block, const SampleD
             return -1;
         }
     }
-    const auto is_kept = [&](int j) { return list[j] >= least && (before[j] == 0 || before[j] < target); };
+    target = max(target, uint64_t{1});  // the best token is always kept
+    const auto is_kept = [&](int j) {
+        const uint64_t better = before[j];
+        return (list[j] >= least) & (better < target);
+    };
     total = sum_of(is_kept);
     // The running sum in order of ids.
     const uint64_t point = __umul64hi(draw.fraction, total);
@@ -389,7 +396,9 @@ __device__ inline int32_t draw_from_list(const SampleBlock& block, const SampleD
         uint64_t lower = 0;
 #pragma unroll 4
         for (int j = part; j < count; j += kEach) {
-            lower += static_cast<uint32_t>(list[j]) > id && is_kept(j) ? weights[j] : 0;
+            const uint32_t weight = weights[j];
+            const bool is_lower = (static_cast<uint32_t>(list[j]) > id) & is_kept(j);
+            lower += is_lower ? weight : 0;
         }
         lower = warp_reduce<kEach>(lower, Sum{});
         if (is_kept(c) && lower <= point && point < lower + weights[c]) {
