@@ -2,6 +2,7 @@
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/qkv_post/cuda/qkv_post_many.cuh"
+#include "ops/qkv_post/cuda/qkv_post_units.cuh"
 
 namespace tessera {
 namespace cuda {
@@ -47,11 +48,33 @@ void launch_few(cudaStream_t stream, const PostArgs& args) {
     cuda_check(launch_dependent({grid, kPostThreads, 0, stream}, qkv_post_kernel<Lanes, Options>, args));
 }
 
+// Whether the kernels of many tokens can address it.
+bool serves_many(const PostArgs& post) {
+    uintptr_t places = 0;
+    for (const void* place : {static_cast<const void*>(post.q), static_cast<const void*>(post.k),
+                              static_cast<const void*>(post.v), static_cast<const void*>(post.q_out),
+                              static_cast<const void*>(post.q8), static_cast<const void*>(post.pages),
+                              static_cast<const void*>(post.q_norm), static_cast<const void*>(post.k_norm)}) {
+        places |= reinterpret_cast<uintptr_t>(place);
+    }
+    const int64_t strides = post.q_stride | post.kv_stride | post.q_out_stride | post.q8_stride;
+    return !post.batch_invariant && !post.norm_after_rope && places % 16 == 0 && strides % 8 == 0 &&
+           post.q8_stride % 16 == 0 && (post.page_stride | post.k_offset | post.v_offset) % 16 == 0 &&
+           (strides | post.page_stride) < int64_t{1} << 31;
+}
+
 template <int Lanes>
 void launch(cudaStream_t stream, const PostArgs& args) {
-    const bool options = args.v_head_scale != nullptr || args.k_scale_offset >= 0 || args.norm_after_rope ||
-                         args.hadamard || args.q8 != nullptr;
-    if (!args.batch_invariant && launch_many<Lanes / 2>(stream, args)) {
+    const bool scales = args.v_head_scale != nullptr || args.k_scale_offset >= 0 || args.q8 != nullptr;
+    const bool options = scales || args.norm_after_rope || args.hadamard;
+    const bool many = serves_many(args);
+    if constexpr (Lanes == 16) {
+        if (many && args.hadamard && launch_units<Lanes / 4, true>(stream, args)) {
+            return;
+        }
+    }
+    if (many && !args.hadamard &&
+        (scales ? launch_units<Lanes / 4, false>(stream, args) : launch_many<Lanes / 2>(stream, args))) {
         return;
     }
     if (options) {

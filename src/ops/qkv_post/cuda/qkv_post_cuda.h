@@ -7,7 +7,8 @@
 //
 // Options, in this order: the norm may come after the rotation (which then rounds before it); q and k may be
 // multiplied by the orthonormal 128-point Hadamard matrix (float32, rounded once); q may be stored as e4m3
-// with a scale for each token and head, K with one too: the largest |value| / 448.
+// with a scale for each token and head, K with one too: the largest |value| / 448. A quotient by such a scale
+// may be two units of its last place off, before it is rounded to its code.
 #pragma once
 
 #include <cstddef>

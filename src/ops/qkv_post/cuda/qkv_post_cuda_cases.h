@@ -208,7 +208,8 @@ class QkvPostCudaCase {
                 if (spec_.q_scales) {
                     want.q_scales.set(t * spec_.q_heads + h, scale);
                 }
-                store(x, want.q, (t * spec_.q_heads + h) * spec_.head_dim, spec_.q_scales, scale);
+                store(x, want.q, (t * spec_.q_heads + h) * spec_.head_dim,
+                      {spec_.q_scales, scale, kOwnScaleError});
             }
             for (int64_t h = 0; h < spec_.kv_heads; ++h) {
                 const HeadRange x = finished(t, spec_.q_heads + h);
@@ -217,16 +218,21 @@ class QkvPostCudaCase {
                     scale = range_scale(x);
                     want.k_scales.set((page(t) * spec_.kv_heads + h) * 64 + slot(t), scale);
                 }
-                store(x, want.pages, place(t, 2, h), spec_.fp8, scale);
+                store(x, want.pages, place(t, 2, h), {spec_.fp8, scale, spec_.k_scales ? kOwnScaleError : 0});
                 const float v_scale = spec_.v_scales ? v_scales_[static_cast<size_t>(h)] : kVScale;
                 store(exact_head(head(t, spec_.q_heads + spec_.kv_heads + h)), want.pages, place(t, 3, h),
-                      spec_.fp8, {v_scale, v_scale});
+                      {spec_.fp8, {v_scale, v_scale}});
             }
         }
     }
-    static void store(const HeadRange& x, OutputRange& to, int64_t first, bool fp8, const ValueRange& scale) {
+    struct Format {
+        bool fp8 = false;
+        ValueRange scale;
+        double error = 0;  // of the quotient by it
+    };
+    static void store(const HeadRange& x, OutputRange& to, int64_t first, const Format& format) {
         for (const ValueRange& value : x) {
-            to.set(first++, fp8 ? range_e4m3(value, scale) : value);
+            to.set(first++, format.fp8 ? range_e4m3(value, format.scale, format.error) : value);
         }
     }
     int64_t slot(int64_t token) const {

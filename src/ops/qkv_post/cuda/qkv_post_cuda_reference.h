@@ -109,7 +109,9 @@ inline void range_hadamard(HeadRange& x) {
     }
 }
 
-// The scale of a head that has one of its own.
+// The scale of a head that has one of its own; the quotient by it is one product.
+inline constexpr double kOwnScaleError = 0x1p-22;
+
 inline ValueRange range_scale(const HeadRange& x) {
     float least = 0;
     float most = 0;
@@ -120,12 +122,14 @@ inline ValueRange range_scale(const HeadRange& x) {
     return {std::fmax(least, 1e-20f) / kE4m3Max, std::fmax(most, 1e-20f) / kE4m3Max};
 }
 
-inline ValueRange range_e4m3(const ValueRange& x, const ValueRange& scale) {
-    const auto code = [](double value, double by) {
-        return round_to_e4m3(static_cast<float>(value) / static_cast<float>(by));
+// error: of the quotient, relative.
+inline ValueRange range_e4m3(const ValueRange& x, const ValueRange& scale, double error) {
+    const auto code = [](double value, double by, double factor) {
+        const float quotient = static_cast<float>(value) / static_cast<float>(by);
+        return round_to_e4m3(static_cast<float>(quotient * factor));
     };
-    return {code(x.low, x.low < 0 ? scale.low : scale.high),
-            code(x.high, x.high < 0 ? scale.high : scale.low)};
+    return {code(x.low, x.low < 0 ? scale.low : scale.high, x.low < 0 ? 1 + error : 1 - error),
+            code(x.high, x.high < 0 ? scale.high : scale.low, x.high < 0 ? 1 - error : 1 + error)};
 }
 
 // What an output may hold, element by element; NaN: nobody writes it.
