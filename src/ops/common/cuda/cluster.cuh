@@ -21,11 +21,27 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
+// Its halves: every thread of every block arrives; those wait that need it. No thread ends between them.
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // Of what lies at `address` in this block's shared memory: its twin's address in another block's.
 __device__ __forceinline__ uint32_t address_in_block(uint32_t address, uint32_t rank) {
     uint32_t out;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
     return out;
+}
+// Four values to an address from address_in_block(), 16-byte aligned; `barrier`, of the same block, gets
+// their bytes.
+__device__ __forceinline__ void store_to_block(uint32_t address, const float (&v)[4], uint32_t barrier) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
+            "r"(address),
+        "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+        : "memory");
 }
 __device__ __forceinline__ int32_t load_from_block(uint32_t address, uint32_t rank) {
     int32_t value;

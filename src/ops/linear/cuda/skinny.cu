@@ -51,10 +51,11 @@ struct SkinnyRingSizes {
 
 // x lies in the level-2 cache, but there many blocks ask for it: its ring must be nearly as long as the
 // weights'. Both are even.
-SkinnyRingSizes choose_rings(const SkinnyTile& tile, int64_t x_rows) {
+SkinnyRingSizes choose_rings(const SkinnyTile& tile, int64_t rows, int64_t x_rows) {
     constexpr int64_t kStageBytes = kBoxes * kSwizzleRowBytes;  // of one row
+    const int64_t inbox = tile.split == 2 ? skinny_inbox_bytes(tile.outputs, rows) : 0;
     const int64_t room =
-        kSharedBytesMax - kAlignBytes - std::max<int64_t>(0, kXBytesMin - x_rows * kSwizzleRowBytes);
+        kSharedBytesMax - kAlignBytes - std::max(inbox, kXBytesMin - x_rows * kSwizzleRowBytes);
     int64_t x_stages = x_rows <= 16 ? 8 : 6;
     const int64_t stages = std::min<int64_t>(
         (room - x_stages * kStageBytes * x_rows) / (kStageBytes * tile.outputs) / 2 * 2, kSkinnyStagesMax);
@@ -98,7 +99,7 @@ void skinny_linear_cuda(cudaStream_t stream, const LinearCudaArgs& args) {
     const SkinnyTile& tile = *choose_tile(args.outputs);
     const int64_t x_rows =
         std::max<int64_t>(8, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(args.rows))));
-    const SkinnyRingSizes rings = choose_rings(tile, x_rows);
+    const SkinnyRingSizes rings = choose_rings(tile, args.rows, x_rows);
     const int64_t step = kBoxes * kSwizzleRowBytes * tile.split;  // bytes of K of a stage of all blocks
     const SkinnyArgs kernel_args{
         .weights = make_map(args.weight, args.dtype, args.outputs, args.inputs, tile.outputs),

@@ -8,21 +8,22 @@
 // depend on no kernel, so the ring fills while the kernel before still runs; x, which does, has a ring and a
 // warp of its own. Two warpgroups take the stages in turn. x is the M side of wgmma, its rows up to 64
 // garbage that is not stored; the weights are the N side, so that a block may have any multiple of 16
-// columns. With Split = 2 the two blocks of a cluster have half of K each and exchange halves of their sums:
-// x, which every block reads whole, then costs half as much beside few weights.
+// columns. With Split = 2 the two blocks of a cluster have half of K each and send each other halves of their
+// sums: x, which every block reads whole, then costs half as much beside few weights.
 //
 // A row's bits do not depend on the number of rows: sums run over K in an order of the shape alone.
 #pragma once
 
-#include <cooperative_groups.h>
 #include <cstdint>
 
 #include <cuda.h>
 #include <cuda_bf16.h>
 
 #include "ops/common/cuda/async_copy.cuh"
+#include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/wgmma.cuh"
 
 namespace tessera::cuda {
@@ -50,19 +51,21 @@ inline constexpr int kSkinnyConsumers = 256;  // threads of the two warpgroups
 inline constexpr int kSkinnyThreads = kSkinnyConsumers + 2 * 32;
 inline constexpr int kSkinnyStagesMax = 24;
 
-// The block's dynamic shared memory, from a 1024-byte aligned begin: weights, x. The wgmma reads 64 rows of x
-// in any case: up to 8 KiB beyond the last stage.
+// The block's dynamic shared memory, from a 1024-byte aligned begin: weights, x, with Split the other block's
+// sums. The wgmma reads 64 rows of x in any case: up to 8 KiB beyond the last stage.
 struct SkinnyRings {
     uint32_t weights = 0;
     uint32_t x = 0;
+    uint32_t inbox = 0;
     uint32_t weight_bytes = 0;  // of a stage
     uint32_t x_box = 0;         // bytes of a box
-    uint32_t barriers = 0;      // [4][kSkinnyStagesMax]
+    uint32_t barriers = 0;      // [4][kSkinnyStagesMax], and that of the inbox
 
     __device__ uint32_t full(int stage) const { return barriers + 8 * stage; }
     __device__ uint32_t empty(int stage) const { return barriers + 8 * (kSkinnyStagesMax + stage); }
     __device__ uint32_t x_full(int stage) const { return barriers + 8 * (2 * kSkinnyStagesMax + stage); }
     __device__ uint32_t x_empty(int stage) const { return barriers + 8 * (3 * kSkinnyStagesMax + stage); }
+    __device__ uint32_t inbox_full() const { return barriers + 8 * 4 * kSkinnyStagesMax; }
 };
 
 // A place in a ring.
@@ -162,10 +165,9 @@ __device__ __forceinline__ void skinny_multiply(const SkinnyArgs& args, const Sk
     }
 }
 
-// Adds up the consumers' sums, and with Split the blocks': each consumer of each block ends with the sums of
-// its own columns at the front. exchange: the rings' memory, which is free by now. `active`: the warp has
-// rows that exist.
-template <int Outputs, int Split>
+// Adds up the consumers' sums: each ends with the sums of its own columns at the front. exchange: the rings'
+// memory, which is free by now. `active`: the warp has rows that exist.
+template <int Outputs>
 __device__ __forceinline__ void skinny_add_up(float* exchange, int consumer, bool active,
                                               float (&sums)[Outputs / 2]) {
     constexpr int kHalf = Outputs / 4;
@@ -182,22 +184,47 @@ __device__ __forceinline__ void skinny_add_up(float* exchange, int consumer, boo
         const float other = mine[((1 - consumer) * kHalf + i) * kThreads];
         sums[i] = (consumer == 0 ? sums[i] : sums[kHalf + i]) + other;
     }
-    if constexpr (Split == 2) {
-        constexpr int kQuarter = kHalf / 2;
-        const auto cluster = cooperative_groups::this_cluster();
-        const unsigned rank = cluster.block_rank();
-        float* inbox = mine + (2 * kHalf + consumer * kQuarter) * kThreads;
-        float* outbox = cluster.map_shared_rank(inbox, 1 - rank);
-        cluster.sync();  // the other block's rings are free, too
+}
+
+// Sums that a block of a cluster of two sends the other: of each consumer's columns a half.
+constexpr int skinny_part(int outputs) {
+    return outputs / 8;
+}
+// Bytes of the inbox. Only warps with rows that exist send.
+constexpr int64_t skinny_inbox_bytes(int64_t outputs, int64_t rows) {
+    return (rows + 15) / 16 * 32 * 2 * skinny_part(static_cast<int>(outputs)) * 4;
+}
+
+// The blocks' sums: each ends with those of its half of the consumer's columns at the front. By warps with
+// rows that exist. No block waits for the other's end: what it sends lies in memory of its own kind, and a
+// block ends after it has got its part.
+template <int Outputs>
+__device__ __forceinline__ void skinny_exchange(const SkinnyArgs& args, const SkinnyRings& rings,
+                                                int consumer, float (&sums)[Outputs / 2]) {
+    constexpr int kPart = skinny_part(Outputs);
+    const auto active = static_cast<uint32_t>((args.rows + 15) / 16 * 32);  // threads of a consumer
+    const uint32_t rank = cluster_rank();
+    const uint32_t inbox = rings.inbox + 16 * (consumer * active * kPart / 4 + threadIdx.x % 128);
+    const uint32_t outbox = address_in_block(inbox, 1 - rank);
+    const uint32_t told = address_in_block(rings.inbox_full(), 1 - rank);
 #pragma unroll
-        for (int i = 0; i < kQuarter && active; ++i) {
-            outbox[i * kThreads] = rank == 0 ? sums[kQuarter + i] : sums[i];
-        }
-        cluster.sync();
+    for (int i = 0; i < kPart; i += 4) {
+        float part[4];
 #pragma unroll
-        for (int i = 0; i < kQuarter && active; ++i) {
-            sums[i] = (rank == 0 ? sums[i] : sums[kQuarter + i]) + inbox[i * kThreads];
+        for (int j = 0; j < 4; ++j) {
+            part[j] = rank == 0 ? sums[kPart + i + j] : sums[i + j];
+            sums[i + j] = rank == 0 ? sums[i + j] : sums[kPart + i + j];
         }
+        store_to_block(outbox + 4 * active * i, part, told);
+    }
+    barrier_wait(rings.inbox_full(), 0);
+#pragma unroll
+    for (int i = 0; i < kPart; i += 4) {
+        const uint4 other = load_shared_16(inbox + 4 * active * i);
+        sums[i] += __uint_as_float(other.x);
+        sums[i + 1] += __uint_as_float(other.y);
+        sums[i + 2] += __uint_as_float(other.z);
+        sums[i + 3] += __uint_as_float(other.w);
     }
 }
 
@@ -274,6 +301,7 @@ __device__ __forceinline__ void skinny_consume(const SkinnyArgs& args, const Ski
     epilogue.row = warp_row + lane / 4;
     const int rank = static_cast<int>(blockIdx.x) % Split;
     const int first = static_cast<int>(blockIdx.x) / Split * Outputs;
+    const bool active = warp_row < args.rows;
     epilogue.column = first + 8 * kGroups * (consumer * Split + rank) + 2 * (lane % 4);
     epilogue.load_weights(args);
     wait_for_previous_kernel();
@@ -284,7 +312,13 @@ __device__ __forceinline__ void skinny_consume(const SkinnyArgs& args, const Ski
         sum = 0;
     }
     skinny_multiply<Fp8, Outputs, Boxes>(args, rings, consumer, sums);
-    skinny_add_up<Outputs, Split>(exchange, consumer, warp_row < args.rows, sums);
+    skinny_add_up<Outputs>(exchange, consumer, active, sums);
+    if constexpr (Split == 2) {
+        cluster_wait();  // the other block's barrier is ready
+        if (active) {
+            skinny_exchange<Outputs>(args, rings, consumer, sums);
+        }
+    }
     epilogue.store(args, sums);
 }
 
@@ -292,12 +326,13 @@ template <bool Fp8, int Outputs, int Boxes, int Split>
 __global__ void __cluster_dims__(Split, 1, 1) __launch_bounds__(kSkinnyThreads, 1)
     skinny_kernel(const __grid_constant__ SkinnyArgs args) {
     extern __shared__ uint8_t memory[];
-    __shared__ uint64_t barriers[4 * kSkinnyStagesMax];
+    __shared__ uint64_t barriers[4 * kSkinnyStagesMax + 1];
     SkinnyRings rings;
     rings.weights = (shared_address(memory) + 1023) / 1024 * 1024;
     rings.weight_bytes = Boxes * Outputs * kSwizzleRowBytes;
     rings.x = rings.weights + static_cast<uint32_t>(args.stages) * rings.weight_bytes;
     rings.x_box = static_cast<uint32_t>(args.x_rows) * kSwizzleRowBytes;
+    rings.inbox = rings.x + static_cast<uint32_t>(args.x_stages * Boxes) * rings.x_box;
     rings.barriers = shared_address(barriers);
     const bool weights_leader = threadIdx.x == kSkinnyConsumers;
     const bool x_leader = threadIdx.x == kSkinnyConsumers + 32;
@@ -314,9 +349,19 @@ __global__ void __cluster_dims__(Split, 1, 1) __launch_bounds__(kSkinnyThreads, 
             barrier_init(rings.x_full(stage), 1);
             barrier_init(rings.x_empty(stage), 1);
         }
+        if constexpr (Split == 2) {
+            barrier_init(rings.inbox_full(), 1);
+        }
         barrier_init_fence();
+        if constexpr (Split == 2) {
+            barrier_arrive_expect(rings.inbox_full(),
+                                  static_cast<uint32_t>(skinny_inbox_bytes(Outputs, args.rows)));
+        }
     }
     __syncthreads();
+    if constexpr (Split == 2) {
+        cluster_arrive();
+    }
     let_next_kernel_start();
     if (threadIdx.x < kSkinnyConsumers) {
         auto* exchange = reinterpret_cast<float*>(memory + (rings.weights - shared_address(memory)));
@@ -328,10 +373,9 @@ __global__ void __cluster_dims__(Split, 1, 1) __launch_bounds__(kSkinnyThreads, 
     } else if (x_leader) {
         skinny_bring_x<Fp8, Boxes, Split>(args, rings);
     }
-    if constexpr (Split > 1) {  // a cluster's barriers count every thread
+    if constexpr (Split == 2) {
         __syncwarp();
-        cooperative_groups::this_cluster().sync();
-        cooperative_groups::this_cluster().sync();
+        cluster_wait();
     }
 }
 
