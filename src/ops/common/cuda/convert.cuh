@@ -53,6 +53,11 @@ struct Divider {
         const float quotient = __fmul_rn(value, inverse);
         return fmaf(fmaf(-quotient, scale, value), inverse, quotient);
     }
+    // The same for e4m3 where the quotient may overflow: what saturates anyway need not be exact.
+    __device__ __forceinline__ float for_e4m3(float value) const {
+        const float rough = __fmul_rn(value, inverse);
+        return fabsf(rough) < 1000 ? fmaf(fmaf(-rough, scale, value), inverse, rough) : rough;
+    }
 };
 __device__ __forceinline__ Divider divider(float scale) {
     return {scale, __fdiv_rn(1.0f, scale)};
