@@ -18,7 +18,7 @@ namespace tessera {
 
 // y = e4m3(x / scale): saturating at 448, rounded to nearest even.
 struct QuantizeCudaArgs {
-    const void* x = nullptr;  // [count] bfloat16, 16-byte aligned
+    const void* x = nullptr;  // [count] bfloat16, 16-byte aligned, as y
     int64_t count = 0;        // a multiple of 16
     float scale = 1;
     void* y = nullptr;  // [count] e4m3
