@@ -52,17 +52,42 @@ struct ModelFacts {
 // Drives the model with the runner's batch shapes: chunks of a prompt, or one token of each sequence.
 class EngineBench {
   public:
-    EngineBench(ModelBundle& bundle, const BenchEngineArguments& arguments, const ModelFacts& facts)
+    // What grows with the arguments.
+    struct Memory {
+        HostBuffer pool;
+        SampleWorkspace sampling;
+    };
+    static Result<Memory> allocate(const ModelBundle& bundle, const BenchEngineArguments& arguments) {
+        const int64_t pages = pages_each(arguments) * arguments.setup.logit_rows_max;
+        const int64_t bytes = bundle.model->page_format().page_bytes() * pages;
+        const std::string what = fmt::format("the KV cache of {} pages", pages);
+        constexpr std::string_view kAdvice = "lower --batch, --context or --prompt-tokens";
+        if (Status status = check_host_memory(what, static_cast<double>(bytes), kAdvice); !status.ok()) {
+            return status;
+        }
+        Result<HostBuffer> pool = HostBuffer::allocate(bytes, what, kAdvice);
+        if (!pool.ok()) {
+            return pool.status();
+        }
+        Result<SampleWorkspace> sampling =
+            SampleWorkspace::create(bundle.config.vocab_size, bundle.threads->size());
+        if (!sampling.ok()) {
+            return sampling.status();
+        }
+        return Memory{pool.take(), sampling.take()};
+    }
+
+    EngineBench(ModelBundle& bundle, const BenchEngineArguments& arguments, const ModelFacts& facts,
+                Memory memory)
         : model_(*bundle.model),
           config_(bundle.config),
           threads_(*bundle.threads),
           arguments_(arguments),
           facts_(facts),
-          workspace_(config_.vocab_size, threads_.size()) {
+          memory_(std::move(memory)),
+          pages_each_(static_cast<int32_t>(pages_each(arguments))) {
         const int32_t batch_max = arguments.setup.logit_rows_max;
         const auto slots = static_cast<int32_t>(arguments.longest_sequence()) + 1;
-        pages_each_ = static_cast<int32_t>((slots + kPageTokens - 1) / kPageTokens);
-        pool_ = HostBuffer(model_.page_format().page_bytes() * pages_each_ * batch_max);
         logits_.resize(static_cast<size_t>(batch_max * config_.vocab_size));
         for (int32_t sequence = 0; sequence < batch_max; ++sequence) {
             std::vector<PageId>& pages = tables_.emplace_back();
@@ -114,6 +139,10 @@ class EngineBench {
     }
 
   private:
+    static int64_t pages_each(const BenchEngineArguments& arguments) {
+        return (arguments.longest_sequence() + 1 + kPageTokens - 1) / kPageTokens;
+    }
+
     // The round whose time is nearest to its own floor.
     static void keep_best(Measured& best, double us, const MachineRates& rates, const PassCost& cost) {
         const double floor = std::max(cost.bytes / rates.bytes_per_s, cost.fmas / rates.fma_per_s) * 1e6;
@@ -143,7 +172,7 @@ class EngineBench {
                 .tokens = std::span(prompt).subspan(static_cast<size_t>(done), static_cast<size_t>(count)),
                 .sequences = {&span, 1},
                 .logit_rows = {&last, wanted ? 1u : 0u},
-                .pool = {pool_.data(), model_.page_format().page_bytes()}};
+                .pool = {memory_.pool.data(), model_.page_format().page_bytes()}};
             model_.forward(batch, {.logits = logits_.data()});
             done += count;
         }
@@ -160,7 +189,7 @@ class EngineBench {
         model_.forward({.tokens = tokens,
                         .sequences = spans_,
                         .logit_rows = rows_,
-                        .pool = {pool_.data(), model_.page_format().page_bytes()}},
+                        .pool = {memory_.pool.data(), model_.page_format().page_bytes()}},
                        {.logits = logits_.data()}, trace);
         sample_rows_.assign(tokens.size(), {.temperature = 0});
         results_.resize(tokens.size());
@@ -168,7 +197,7 @@ class EngineBench {
             sample_rows_[i].logits = logits_.data() + static_cast<int64_t>(i) * config_.vocab_size;
         }
         OpContext context{threads_};
-        sample(context, {config_.vocab_size, sample_rows_, results_, &workspace_});
+        sample(context, {config_.vocab_size, sample_rows_, results_, &memory_.sampling});
         for (size_t i = 0; i < tokens.size(); ++i) {
             tokens[i] = results_[i].token;
         }
@@ -239,9 +268,8 @@ class EngineBench {
     ThreadPool& threads_;
     const BenchEngineArguments& arguments_;
     const ModelFacts& facts_;
-    SampleWorkspace workspace_;
-    int32_t pages_each_ = 0;
-    HostBuffer pool_;
+    Memory memory_;
+    const int32_t pages_each_;  // of a sequence
     std::vector<float> logits_;
     std::vector<std::vector<PageId>> tables_;
     std::vector<std::vector<TokenId>> prompts_;
@@ -322,6 +350,10 @@ Status bench_engine_on_cpu(const BenchEngineArguments& arguments) {
         return invalid_argument(fmt::format("{} tokens are more than the model's context of {}", longest,
                                             bundle->config.max_position_embeddings));
     }
+    Result<EngineBench::Memory> memory = EngineBench::allocate(*bundle, arguments);
+    if (!memory.ok()) {
+        return memory.status();
+    }
     const double ready_s = seconds(now_ns() - arguments.started);
     const Result<ModelFacts> facts = load_facts(arguments.setup.folder);
     if (!facts.ok()) {
@@ -333,7 +365,7 @@ Status bench_engine_on_cpu(const BenchEngineArguments& arguments) {
                         .ready_s = ready_s,
                         .threads = bundle->threads->size(),
                         .json = arguments.json};
-    EngineBench bench(*bundle, arguments, *facts);
+    EngineBench bench(*bundle, arguments, *facts, memory.take());
     std::fprintf(stderr, "%-8s %6s %8s %12s %12s %12s %10s %10s %10s\n", "phase", "batch", "tokens",
                  "tokens/s", "us", "floor us", "of floor", "GFMA/s", "GB/s");
     for (const int32_t tokens : arguments.prompt_tokens) {

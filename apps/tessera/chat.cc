@@ -46,6 +46,7 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_option("--max-tokens", a.max_tokens, "of one answer; 0 = up to the end of the context")
         ->check(CLI::Range(0, 1 << 30));
     add_model_options(app, a.engine);
+    add_size_options(app, a.engine);
     app.footer(
         "Type a line and press return. /new starts over, /effort LEVEL changes the reasoning effort, /exit "
         "or\n"

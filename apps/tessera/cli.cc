@@ -1,8 +1,11 @@
 #include "cli.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <fmt/format.h>
 #include <iostream>
 #include <numeric>
@@ -89,6 +92,47 @@ CLI::Validator whole_number(uint64_t max) {
                            : fmt::format("{} is not a whole number from 0 to {}", text, max);
             },
             "a whole number"};
+}
+
+std::optional<int64_t> parse_size(std::string_view text) {
+    const std::string copy(text);
+    char* end = nullptr;
+    const double number = std::strtod(copy.c_str(), &end);
+    const std::string_view suffix = end;
+    if (end == copy.c_str() || !std::isdigit(static_cast<unsigned char>(copy[0]))) {
+        return std::nullopt;
+    }
+    struct Unit {
+        std::string_view suffix;
+        double factor;
+    };
+    static constexpr Unit kUnits[] = {{"", 1},         {"k", 1e3},      {"m", 1e6},      {"g", 1e9},
+                                      {"t", 1e12},     {"K", 0x1p10},   {"M", 0x1p20},   {"G", 0x1p30},
+                                      {"T", 0x1p40},   {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
+                                      {"TiB", 0x1p40}, {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
+                                      {"TB", 1e12},    {"kB", 1e3},     {"B", 1}};
+    for (const Unit& unit : kUnits) {
+        const double value = number * unit.factor;
+        if (suffix == unit.suffix && value < 0x1p62) {
+            const bool meant = suffix.empty() ? value == std::floor(value) : value >= 1;
+            return meant ? std::optional(static_cast<int64_t>(value)) : std::nullopt;
+        }
+    }
+    return std::nullopt;
+}
+
+CLI::Validator size_value() {
+    return CLI::Validator(
+        [](std::string& text) {
+            const std::optional<int64_t> value = parse_size(text);
+            if (!value) {
+                return fmt::format("'{}' is not a size: give a number, with a suffix like 32k, 32K or 4GiB",
+                                   text);
+            }
+            text = std::to_string(*value);
+            return std::string();
+        },
+        "SIZE");
 }
 
 void print_text(std::FILE* stream, std::string_view text) {

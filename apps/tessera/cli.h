@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -18,6 +19,11 @@ std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv);
 CLI::Validator number_range(double min, double max);
 // A check of an option that is a number from 0 to max: CLI11 reads -1 and what is too large as other numbers.
 CLI::Validator whole_number(uint64_t max = UINT64_MAX);
+// "32768", "32k" (decimal), "32K" (binary), "4GiB", "1.5G": the number, or nothing when it is none or too
+// large, or when a unit is given and less than 1 is left.
+std::optional<int64_t> parse_size(std::string_view text);
+// Of an option that is a size: it becomes plain digits before the option reads it.
+CLI::Validator size_value();
 // Writes untrusted text (a model's, a file's) to `stream`; on a terminal its control characters are made
 // visible.
 void print_text(std::FILE* stream, std::string_view text);

@@ -20,10 +20,8 @@ constexpr int64_t kDefaultPoolBytes = int64_t{1} << 30;
 class OwningRunner final : public Runner {
   public:
     OwningRunner(std::unique_ptr<ThreadPool> threads, std::unique_ptr<Hy3Model> model,
-                 const CpuRunnerConfig& config)
-        : threads_(std::move(threads)),
-          model_(std::move(model)),
-          runner_(make_cpu_runner(*model_, *threads_, config)) {}
+                 std::unique_ptr<Runner> runner)
+        : threads_(std::move(threads)), model_(std::move(model)), runner_(std::move(runner)) {}
 
     void launch(StepPlan plan) override { runner_->launch(std::move(plan)); }
     StepResult collect() override { return runner_->collect(); }
@@ -46,34 +44,24 @@ int64_t wanted_pages(const EngineOptions& options, int64_t needed, int64_t page_
     return options.device == "cuda" ? 0 : std::max(kDefaultPoolBytes / page_bytes, needed);
 }
 
-// Enough pages for one request of the longest length, whatever was asked for.
-Status check_pool(int64_t pages, int32_t max_model_len, int64_t page_bytes) {
+// Enough pages for one request of the longest length, whatever was asked for. Without a flag the device's
+// memory decides.
+Status check_pool(int64_t pages, int32_t max_model_len, int64_t page_bytes, const EngineOptions& options) {
     const int64_t needed = (max_model_len + kPageTokens - 1) / kPageTokens;
+    const bool rest_of_device =
+        options.device == "cuda" && options.num_pages == 0 && options.kv_cache_bytes == 0;
+    const std::string flag = rest_of_device ? "--gpu-memory-utilization" : options.pool_flag;
     if (pages < needed) {
+        const std::string shorter =
+            pages > 0 ? fmt::format(" or lower --max-model-len to at most {}", pages * kPageTokens) : "";
         return invalid_argument(
             fmt::format("the KV cache of {} pages ({:.1f} MB) cannot hold one request of --max-model-len {}, "
-                        "which needs {} pages "
-                        "({:.1f} MB): raise --kv-cache-memory-bytes or lower --max-model-len to at most {}",
+                        "which needs {} pages ({:.1f} MB): raise {}{}",
                         pages, static_cast<double>(pages * page_bytes) * 1e-6, max_model_len, needed,
-                        static_cast<double>(needed * page_bytes) * 1e-6, pages * kPageTokens));
+                        static_cast<double>(needed * page_bytes) * 1e-6, flag, shorter));
     }
     if (pages > INT32_MAX) {
-        return invalid_argument("the KV cache has more than 2^31 pages: lower --kv-cache-memory-bytes");
-    }
-    return {};
-}
-
-// Memory is taken page by page as it is used, so that a pool larger than the machine would only fail under
-// load.
-Status check_host_memory(int64_t pages, int64_t page_bytes) {
-    const double machine =
-        static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-    const double pool = static_cast<double>(pages) * static_cast<double>(page_bytes);
-    if (pool > machine) {
-        return invalid_argument(fmt::format(
-            "the KV cache of {} pages ({:.1f} GB) is larger than this machine's memory ({:.1f} GB): lower "
-            "--kv-cache-memory-bytes or --max-model-len",
-            pages, pool * 1e-9, machine * 1e-9));
+        return invalid_argument(fmt::format("the KV cache has more than 2^31 pages: lower {}", flag));
     }
     return {};
 }
@@ -86,12 +74,16 @@ Result<std::unique_ptr<Runner>> make_runner(ModelBundle model, const EngineOptio
     const int64_t wanted = wanted_pages(options, needed, page_bytes);
     const bool rest_of_device = options.device == "cuda" && wanted == 0 && options.kv_cache_bytes == 0;
     if (!rest_of_device) {
-        if (Status status = check_pool(wanted, bundle.max_model_len, page_bytes); !status.ok()) {
+        if (Status status = check_pool(wanted, bundle.max_model_len, page_bytes, options); !status.ok()) {
             return status;
         }
     }
     if (options.device == "cpu") {
-        if (Status status = check_host_memory(wanted, page_bytes); !status.ok()) {
+        const Status status =
+            check_host_memory(fmt::format("the KV cache of {} pages", wanted),
+                              static_cast<double>(wanted) * static_cast<double>(page_bytes),
+                              fmt::format("lower {} or --max-model-len", options.pool_flag));
+        if (!status.ok()) {
             return status;
         }
     }
@@ -109,9 +101,15 @@ Result<std::unique_ptr<Runner>> make_runner(ModelBundle model, const EngineOptio
                                      .max_num_seqs = options.max_num_seqs,
                                      .max_num_batched_tokens = options.max_num_batched_tokens,
                                      .poison = kDebugBuild};
-        runner = std::make_unique<OwningRunner>(std::move(model.threads), std::move(model.model), config);
+        Result<std::unique_ptr<Runner>> made = make_cpu_runner(*model.model, *model.threads, config);
+        if (!made.ok()) {
+            return made.status();
+        }
+        runner =
+            std::make_unique<OwningRunner>(std::move(model.threads), std::move(model.model), made.take());
     }
-    if (Status status = check_pool(bundle.num_pages, bundle.max_model_len, page_bytes); !status.ok()) {
+    if (Status status = check_pool(bundle.num_pages, bundle.max_model_len, page_bytes, options);
+        !status.ok()) {
         return status;
     }
     bundle.kv_cache_bytes = bundle.num_pages * page_bytes;

@@ -23,7 +23,8 @@ struct EngineOptions {
     // 0 = on the CPU 1 GiB, or what one request of max_model_len needs, if that is more; on CUDA what
     // gpu_memory_utilization leaves.
     int64_t kv_cache_bytes = 0;
-    int32_t num_pages = 0;  // 0 = from kv_cache_bytes
+    int32_t num_pages = 0;                              // 0 = from kv_cache_bytes
+    std::string pool_flag = "--kv-cache-memory-bytes";  // that sizes the pool, for messages
     double gpu_memory_utilization =
         0.9;  // CUDA: share of the device's memory that may be used for everything
     bool prefix_caching = true;

@@ -47,6 +47,7 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     app.add_flag("--keep-special-tokens", a.keep_special, "show special tokens in the text");
     app.add_flag("--json", a.json, "one JSON object a line, in input order");
     add_model_options(app, a.engine);
+    add_size_options(app, a.engine);
     app.footer(
         "examples:\n"
         "  tessera generate models/demo --prompt 'Once upon a time' --max-tokens 40\n"

@@ -1,5 +1,7 @@
 // tessera: one binary, a subcommand a file (subcommands.h).
 #include <cstdio>
+#include <cstdlib>
+#include <new>
 #include <string_view>
 
 #include "subcommands.h"
@@ -37,9 +39,16 @@ void print_help(std::FILE* out) {
     std::fputs("\n`tessera COMMAND --help` explains a command, with examples.\n", out);
 }
 
+// What no buffer's own error tells: many small things that together are too much. It must not allocate.
+[[noreturn]] void out_of_memory() {
+    std::fputs("tessera: out of memory: the system gives this process no more\n", stderr);
+    std::_Exit(1);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+    std::set_new_handler(out_of_memory);
     const std::string_view name = argc > 1 ? argv[1] : "";
     if (name == "--help" || name == "-h" || name == "help") {
         print_help(stdout);

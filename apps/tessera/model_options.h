@@ -10,4 +10,7 @@ namespace tessera {
 void add_model_options(CLI::App& app, ModelSetup& setup);       // without an engine: score, eval
 void add_model_options(CLI::App& app, EngineOptions& options);  // generate, chat, serve
 
+// How large a sequence, a step and the KV pool may be: generate, chat, serve.
+void add_size_options(CLI::App& app, EngineOptions& options);
+
 }  // namespace tessera

@@ -28,6 +28,17 @@ std::function<void(int64_t, int64_t)> progress_on_terminal(bool wanted) {
 
 }  // namespace
 
+Status check_host_memory(std::string_view what, double bytes, std::string_view advice) {
+    const double machine =
+        static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+    if (bytes > machine) {
+        return invalid_argument(
+            fmt::format("{} ({:.1f} GB) is larger than this machine's memory ({:.1f} GB): {}", what,
+                        bytes * 1e-9, machine * 1e-9, advice));
+    }
+    return {};
+}
+
 int32_t resolve_threads(int32_t threads) {
     if (threads > 0) {
         return threads;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 #include "base/thread_pool.h"
@@ -44,6 +45,9 @@ struct ModelBundle {
 Result<ModelBundle> make_model(const ModelSetup& setup);
 // auto is float32 on the CPU and bfloat16 on CUDA.
 Result<DType> parse_kv_dtype(const std::string& device, const std::string& name);
+// Memory is taken page by page as it is used: what is larger than the machine would only fail under load.
+// `what` is the message's subject, `advice` says what would need less.
+Status check_host_memory(std::string_view what, double bytes, std::string_view advice);
 // 0 = what the process may use, at most 64.
 int32_t resolve_threads(int32_t threads);
 

@@ -1,7 +1,6 @@
 #include "serve_config.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -36,21 +35,6 @@ struct RawFlags {
     bool ignored = false;
 };
 
-// A number with a suffix becomes plain digits before the option reads it.
-CLI::Validator size_value() {
-    return CLI::Validator(
-        [](std::string& text) {
-            const std::optional<int64_t> value = parse_size(text);
-            if (!value) {
-                return fmt::format("'{}' is not a size: give a number, with a suffix like 32k, 32K or 4GiB",
-                                   text);
-            }
-            text = std::to_string(*value);
-            return std::string();
-        },
-        "SIZE");
-}
-
 void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
     app.add_option("MODEL", raw.model, "model folder in Hugging Face layout");
     app.add_option("--model,--model-path", raw.model_flag,
@@ -61,9 +45,6 @@ void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
     app.add_option("--tensor-parallel-size,--tp-size,--tp", raw.tensor_parallel,
                    "1: more ranks are not built yet")
         ->capture_default_str();
-    app.add_option("--max-model-len,--context-length", c.engine.max_model_len,
-                   "prompt and output of one request; 0 = the model's context")
-        ->transform(size_value());
     app.add_option("--generation-config", raw.generation_config,
                    "sampling defaults: auto = the model folder's generation_config.json, vllm = neutral")
         ->check(CLI::IsMember({"auto", "vllm"}))
@@ -77,16 +58,12 @@ void add_model_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
 void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
     app.add_option("--block-size,--page-size", raw.block_size, "tokens of a KV page: 64")
         ->capture_default_str();
-    auto* bytes =
-        app.add_option(
-               "--kv-cache-memory-bytes", c.engine.kv_cache_bytes,
-               "the KV pool's size, e.g. 4GiB; 0 = on the CPU 1 GiB, or what one longest request needs; on "
-               "CUDA what --gpu-memory-utilization leaves")
-            ->transform(size_value());
+    add_size_options(app, c.engine);
     app.add_option("--gpu-memory-utilization,--mem-fraction-static", c.engine.gpu_memory_utilization,
                    "CUDA: the share of the device's memory for weights, KV pool and workspaces")
         ->check(number_range(0.01, 1.0))
         ->capture_default_str();
+    auto* bytes = app.get_option("--kv-cache-memory-bytes");
     auto* pages =
         app.add_option("--num-gpu-blocks-override", c.engine.num_pages, "the KV pool's size in pages")
             ->check(CLI::Range(0, 1 << 30))
@@ -97,14 +74,6 @@ void add_engine_flags(CLI::App& app, ServeConfig& c, RawFlags& raw) {
         ->excludes(pages);
     app.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching,!--disable-radix-cache",
                  c.engine.prefix_caching, "reuse the KV pages of equal prompt beginnings (on by default)");
-    app.add_option("--max-num-seqs,--max-running-requests", c.engine.max_num_seqs, "sequences in one step")
-        ->check(CLI::Range(1, 65536))
-        ->capture_default_str();
-    app.add_option("--max-num-batched-tokens,--chunked-prefill-size", c.engine.max_num_batched_tokens,
-                   fmt::format("tokens in one step; default: cpu {}, cuda {}, but at least --max-num-seqs",
-                               default_batched_tokens("cpu"), default_batched_tokens("cuda")))
-        ->transform(size_value())
-        ->check(CLI::Range(1, 1 << 20));
     app.add_option("--target-tpot-ms", raw.target_tpot_ms,
                    "beside decoding streams a prefill is cut so that a step stays under this; 0 = never cut")
         ->check(number_range(0.0, 60'000.0))
@@ -282,7 +251,11 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
     if (!kv_dtype.ok()) {
         return kv_dtype.status().message();
     }
+    if (c.engine.num_pages > 0) {
+        c.engine.pool_flag = "--num-gpu-blocks-override";
+    }
     if (raw.pool_tokens > 0) {
+        c.engine.pool_flag = "--max-total-tokens";
         c.engine.num_pages = static_cast<int32_t>(
             std::min<int64_t>((raw.pool_tokens + kPageTokens - 1) / kPageTokens, 1 << 30));
     }
@@ -324,32 +297,6 @@ json::Value strings(const std::vector<std::string>& values) {
 }
 
 }  // namespace
-
-std::optional<int64_t> parse_size(std::string_view text) {
-    const std::string copy(text);
-    char* end = nullptr;
-    const double number = std::strtod(copy.c_str(), &end);
-    const std::string_view suffix = end;
-    if (end == copy.c_str() || !std::isdigit(static_cast<unsigned char>(copy[0]))) {
-        return std::nullopt;
-    }
-    struct Unit {
-        std::string_view suffix;
-        double factor;
-    };
-    static constexpr Unit kUnits[] = {{"", 1},         {"k", 1e3},      {"m", 1e6},      {"g", 1e9},
-                                      {"t", 1e12},     {"K", 0x1p10},   {"M", 0x1p20},   {"G", 0x1p30},
-                                      {"T", 0x1p40},   {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
-                                      {"TiB", 0x1p40}, {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
-                                      {"TB", 1e12},    {"kB", 1e3},     {"B", 1}};
-    for (const Unit& unit : kUnits) {
-        const double value = number * unit.factor;
-        if (suffix == unit.suffix && value < 0x1p62 && (!suffix.empty() || value == std::floor(value))) {
-            return static_cast<int64_t>(value);
-        }
-    }
-    return std::nullopt;
-}
 
 std::optional<int> parse_serve(int argc, char** argv, ServeConfig& config) {
     RawFlags raw;

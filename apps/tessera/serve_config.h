@@ -35,8 +35,4 @@ std::optional<int> parse_serve(int argc, char** argv, ServeConfig& config);
 // The resolved values as one JSON object. API keys show as their number alone.
 std::string serve_config_json(const ServeConfig& config);
 
-// "32768", "32k" (decimal), "32K" (binary), "4GiB", "1.5G": the number, or nothing when it is none or too
-// large.
-std::optional<int64_t> parse_size(std::string_view text);
-
 }  // namespace tessera

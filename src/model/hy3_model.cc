@@ -65,7 +65,7 @@ PageFormat make_format(const ModelConfig& config, const ModelOptions& options) {
 
 class HostPool final : public PagePool {
   public:
-    HostPool(int64_t pages, int64_t stride) : memory_(pages * stride), stride_(stride) {}
+    HostPool(HostBuffer memory, int64_t stride) : memory_(std::move(memory)), stride_(stride) {}
     PagePoolView view() const override { return {memory_.data(), stride_}; }
 
   private:
@@ -75,13 +75,14 @@ class HostPool final : public PagePool {
 
 class CpuModel final : public Hy3Model {
   public:
-    CpuModel(const ModelConfig& config, const ModelOptions& options, PackedModel packed, ThreadPool& pool)
+    CpuModel(const ModelConfig& config, const ModelOptions& options, PackedModel packed, Workspace work,
+             ThreadPool& pool)
         : config_(config),
           options_(options),
           format_(make_format(config, options)),
           packed_(std::move(packed)),
           pool_(pool),
-          work_(config, options) {
+          work_(std::move(work)) {
         if (options_.observer != nullptr) {
             options_.observer->layers.assign(static_cast<size_t>(format_.layers), {});
         }
@@ -92,7 +93,13 @@ class CpuModel final : public Hy3Model {
     int64_t packed_bytes() const override { return packed_.arena.bytes(); }
 
     Result<std::unique_ptr<PagePool>> make_pool(int64_t pages) override {
-        return std::unique_ptr<PagePool>(std::make_unique<HostPool>(pages, format_.page_bytes()));
+        Result<HostBuffer> memory =
+            HostBuffer::allocate(pages * format_.page_bytes(), fmt::format("the KV cache of {} pages", pages),
+                                 "shorter or fewer sequences need less");
+        if (!memory.ok()) {
+            return memory.status();
+        }
+        return std::unique_ptr<PagePool>(std::make_unique<HostPool>(memory.take(), format_.page_bytes()));
     }
 
     void forward(const ForwardBatch& batch, const ForwardOutput& output, ForwardTrace* trace) override {
@@ -216,7 +223,12 @@ Result<std::unique_ptr<Hy3Model>> Hy3Model::create(const ModelConfig& config, co
     if (!packed.ok()) {
         return packed.status();
     }
-    return std::unique_ptr<Hy3Model>(std::make_unique<CpuModel>(config, options, packed.take(), pool));
+    Result<Workspace> work = Workspace::create(config, options);
+    if (!work.ok()) {
+        return work.status();
+    }
+    return std::unique_ptr<Hy3Model>(
+        std::make_unique<CpuModel>(config, options, packed.take(), work.take(), pool));
 }
 
 }  // namespace tessera

@@ -261,11 +261,15 @@ Result<PackedModel> pack_model(const ModelConfig& config, const ModelWeights& we
     if (!measure.status().ok()) {
         return measure.status();
     }
-    HostBuffer memory(measure.bytes());
-    Arena arena(memory.data(), options.weight_only);
+    Result<HostBuffer> memory = HostBuffer::allocate(measure.bytes(), "the weights",
+                                                     "a quantised copy (tessera quantize) needs less");
+    if (!memory.ok()) {
+        return memory.status();
+    }
+    Arena arena(memory->data(), options.weight_only);
     PackedModel model = bind_model(config, weights, arena);
     run_jobs(arena.jobs(), pool);
-    model.arena = std::move(memory);
+    model.arena = memory.take();
     return model;
 }
 

@@ -1,6 +1,7 @@
 #include "model/step.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 
 #include "base/check.h"
 
@@ -22,8 +23,12 @@ MoeShape moe_shape(const ModelConfig& config, const ModelOptions& options) {
 
 }  // namespace
 
-Workspace::Workspace(const ModelConfig& config, const ModelOptions& options)
-    : moe(moe_shape(config, options)) {
+Result<Workspace> Workspace::create(const ModelConfig& config, const ModelOptions& options) {
+    Result<MoeWorkspace> experts = MoeWorkspace::create(moe_shape(config, options));
+    if (!experts.ok()) {
+        return experts.status();
+    }
+    Workspace work(experts.take());
     const int64_t tokens = options.tokens_max;
     int64_t floats = 0;
     const auto reserve = [&](int64_t width) {
@@ -40,21 +45,27 @@ Workspace::Workspace(const ModelConfig& config, const ModelOptions& options)
     const int64_t weights_at = reserve(config.num_experts_per_token);
     const int64_t cos_at = reserve(config.head_dim / 2);
     const int64_t sin_at = reserve(config.head_dim / 2);
-    memory = HostBuffer(floats * 4);
-    float* base = memory.as<float>();
-    residual = base + residual_at;
-    normed = base + normed_at;
-    pair = base + pair_at;
-    qkv = base + qkv_at;
-    attention = base + attention_at;
-    router_logits = base + router_at;
-    expert_weights = base + weights_at;
-    cos = base + cos_at;
-    sin = base + sin_at;
-    chosen.resize(static_cast<size_t>(tokens * config.num_experts_per_token));
-    positions.resize(static_cast<size_t>(tokens));
-    targets.resize(static_cast<size_t>(tokens));
-    sequences.reserve(static_cast<size_t>(tokens));
+    Result<HostBuffer> memory = HostBuffer::allocate(
+        floats * 4, fmt::format("the workspaces of {} tokens", tokens), "lower --max-num-batched-tokens");
+    if (!memory.ok()) {
+        return memory.status();
+    }
+    work.memory = memory.take();
+    float* base = work.memory.as<float>();
+    work.residual = base + residual_at;
+    work.normed = base + normed_at;
+    work.pair = base + pair_at;
+    work.qkv = base + qkv_at;
+    work.attention = base + attention_at;
+    work.router_logits = base + router_at;
+    work.expert_weights = base + weights_at;
+    work.cos = base + cos_at;
+    work.sin = base + sin_at;
+    work.chosen.resize(static_cast<size_t>(tokens * config.num_experts_per_token));
+    work.positions.resize(static_cast<size_t>(tokens));
+    work.targets.resize(static_cast<size_t>(tokens));
+    work.sequences.reserve(static_cast<size_t>(tokens));
+    return work;
 }
 
 void prepare_step(Step& step, std::span<const SequenceSpan> sequences, int32_t first_slot) {

@@ -1,8 +1,10 @@
 // What the modules of one forward pass share: the step's inputs in the kernels' form, and the workspaces.
 #pragma once
 
+#include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "device/host_buffer.h"
 #include "model/hy3_model.h"
 #include "ops/attention/attention.h"
@@ -14,7 +16,7 @@ namespace tessera {
 
 // Allocated once for tokens_max rows; every pass writes what it reads.
 struct Workspace {
-    Workspace(const ModelConfig& config, const ModelOptions& options);
+    static Result<Workspace> create(const ModelConfig& config, const ModelOptions& options);
 
     HostBuffer memory;
     float* residual = nullptr;        // [T, hidden]
@@ -33,6 +35,9 @@ struct Workspace {
     AttentionPlan plan;
     FetchAhead ahead;
     MoeWorkspace moe;
+
+  private:
+    explicit Workspace(MoeWorkspace moe_workspace) : moe(std::move(moe_workspace)) {}
 };
 
 struct Step {

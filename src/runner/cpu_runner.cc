@@ -1,6 +1,7 @@
 #include "runner/cpu_runner.h"
 
 #include <cstring>
+#include <fmt/format.h>
 #include <thread>
 #include <utility>
 
@@ -47,16 +48,20 @@ SampleRowArgs sample_args(const Slot& slot, const float* logits) {
     return args;
 }
 
+struct CpuRunnerMemory {
+    HostBuffer pool;
+    HostBuffer logits;  // [max_num_seqs, vocab]
+    SampleWorkspace sampling;
+};
+
 class CpuRunner final : public Runner {
   public:
-    CpuRunner(Hy3Model& model, ThreadPool& threads, const CpuRunnerConfig& config)
+    CpuRunner(Hy3Model& model, ThreadPool& threads, const CpuRunnerConfig& config, CpuRunnerMemory memory)
         : model_(model),
           context_{threads},
           config_(config),
           slots_(config.max_num_seqs, model.config().vocab_size),
-          pool_(config.num_pages * model.page_format().page_bytes()),
-          logits_(config.max_num_seqs * model.config().vocab_size * 4),
-          sample_workspace_(model.config().vocab_size, threads.size()),
+          memory_(std::move(memory)),
           plans_(kMaxInFlight),
           results_(kMaxInFlight),
           thread_([this] { work(); }) {}
@@ -100,8 +105,8 @@ class CpuRunner final : public Runner {
             const ForwardBatch batch{.tokens = tokens_,
                                      .sequences = sequences_,
                                      .logit_rows = logit_rows_,
-                                     .pool = {pool_.data(), model_.page_format().page_bytes()}};
-            model_.forward(batch, {.logits = logits_.as<float>(), .hidden = nullptr});
+                                     .pool = {memory_.pool.data(), model_.page_format().page_bytes()}};
+            model_.forward(batch, {.logits = memory_.logits.as<float>(), .hidden = nullptr});
             for (size_t i = 0; i < sequences_.size(); ++i) {
                 entered_[i]->length += sequences_[i].q_len;
             }
@@ -148,7 +153,7 @@ class CpuRunner final : public Runner {
         const auto added = static_cast<size_t>(row.page_table_length);
         for (size_t i = std::max(first_unwritten, added); i < slot.pages.size(); ++i) {
             const int64_t bytes = model_.page_format().page_bytes();
-            std::memset(pool_.data() + slot.pages[i] * bytes, 0xFF, static_cast<size_t>(bytes));
+            std::memset(memory_.pool.data() + slot.pages[i] * bytes, 0xFF, static_cast<size_t>(bytes));
         }
     }
 
@@ -156,7 +161,7 @@ class CpuRunner final : public Runner {
         const auto vocab = static_cast<size_t>(model_.config().vocab_size);
         sample_args_.clear();
         for (size_t i = 0; i < sampled_.size(); ++i) {
-            sample_args_.push_back(sample_args(*sampled_[i].slot, logits_.as<float>() + i * vocab));
+            sample_args_.push_back(sample_args(*sampled_[i].slot, memory_.logits.as<float>() + i * vocab));
         }
         sample_results_.assign(sample_args_.size(), SampleRowResult());
         run_sampler(sample_args_, sample_results_);
@@ -182,16 +187,14 @@ class CpuRunner final : public Runner {
         sample(context_, {.vocab = model_.config().vocab_size,
                           .rows = rows,
                           .results = results,
-                          .workspace = &sample_workspace_});
+                          .workspace = &memory_.sampling});
     }
 
     Hy3Model& model_;
     OpContext context_;
     const CpuRunnerConfig config_;
     SlotTable slots_;  // this and the buffers below: the compute thread's
-    HostBuffer pool_;
-    HostBuffer logits_;  // [max_num_seqs, vocab]
-    SampleWorkspace sample_workspace_;
+    CpuRunnerMemory memory_;
     std::vector<TokenId> tokens_;
     std::vector<SequenceSpan> sequences_;
     std::vector<Slot*> entered_;
@@ -206,9 +209,28 @@ class CpuRunner final : public Runner {
 
 }  // namespace
 
-std::unique_ptr<Runner> make_cpu_runner(Hy3Model& model, ThreadPool& threads, const CpuRunnerConfig& config) {
+Result<std::unique_ptr<Runner>> make_cpu_runner(Hy3Model& model, ThreadPool& threads,
+                                                const CpuRunnerConfig& config) {
     check(config.num_pages >= 1 && config.max_num_seqs >= 1, "runner: no pages or no slots");
-    return std::make_unique<CpuRunner>(model, threads, config);
+    Result<HostBuffer> pool = HostBuffer::allocate(config.num_pages * model.page_format().page_bytes(),
+                                                   fmt::format("the KV cache of {} pages", config.num_pages),
+                                                   "lower --kv-cache-memory-bytes or --max-model-len");
+    if (!pool.ok()) {
+        return pool.status();
+    }
+    const int64_t vocab = model.config().vocab_size;
+    Result<HostBuffer> logits = HostBuffer::allocate(
+        config.max_num_seqs * vocab * 4, fmt::format("the logits of {} sequences", config.max_num_seqs),
+        "lower --max-num-seqs");
+    if (!logits.ok()) {
+        return logits.status();
+    }
+    Result<SampleWorkspace> sampling = SampleWorkspace::create(vocab, threads.size());
+    if (!sampling.ok()) {
+        return sampling.status();
+    }
+    return std::unique_ptr<Runner>(std::make_unique<CpuRunner>(
+        model, threads, config, CpuRunnerMemory{pool.take(), logits.take(), sampling.take()}));
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "base/status.h"
 #include "model/hy3_model.h"
 #include "runner/runner.h"
 
@@ -19,6 +20,8 @@ struct CpuRunnerConfig {
 };
 
 // The model and the thread pool must outlive the runner, and nobody else may use them meanwhile.
-std::unique_ptr<Runner> make_cpu_runner(Hy3Model& model, ThreadPool& threads, const CpuRunnerConfig& config);
+// Refused where its memory does not fit.
+Result<std::unique_ptr<Runner>> make_cpu_runner(Hy3Model& model, ThreadPool& threads,
+                                                const CpuRunnerConfig& config);
 
 }  // namespace tessera

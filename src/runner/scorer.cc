@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
 #include <numeric>
 
 #include "base/check.h"
@@ -45,17 +46,27 @@ Result<Scorer> Scorer::create(Hy3Model& model, int32_t chunk_tokens, int32_t tok
     if (!pool.ok()) {
         return pool.status();
     }
-    return Scorer(model, chunk_tokens, pages, pool.take());
+    Memory memory;
+    const ModelConfig& config = model.config();
+    for (const auto& [buffer, width] : {std::pair{&memory.logits, config.vocab_size},
+                                        {&memory.mtp_logits, config.vocab_size},
+                                        {&memory.hidden, config.hidden_size}}) {
+        Result<HostBuffer> made = HostBuffer::allocate(
+            chunk_tokens * width * 4, fmt::format("the logits of {} tokens", chunk_tokens),
+            "it is fixed: free memory, or raise this process's limit");
+        if (!made.ok()) {
+            return made.status();
+        }
+        *buffer = made.take();
+    }
+    return Scorer(model, chunk_tokens, pages, pool.take(), std::move(memory));
 }
 
-Scorer::Scorer(Hy3Model& model, int32_t chunk_tokens, int64_t pages, std::unique_ptr<PagePool> pool)
-    : model_(model), chunk_tokens_(chunk_tokens), pool_(std::move(pool)) {
+Scorer::Scorer(Hy3Model& model, int32_t chunk_tokens, int64_t pages, std::unique_ptr<PagePool> pool,
+               Memory memory)
+    : model_(model), chunk_tokens_(chunk_tokens), pool_(std::move(pool)), memory_(std::move(memory)) {
     pages_.resize(static_cast<size_t>(pages));
     std::iota(pages_.begin(), pages_.end(), 0);
-    const int64_t row_bytes = model.config().vocab_size * 4;
-    logits_ = HostBuffer(chunk_tokens * row_bytes);
-    mtp_logits_ = HostBuffer(chunk_tokens * row_bytes);
-    hidden_ = HostBuffer(chunk_tokens * model.config().hidden_size * 4);
 }
 
 void Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit) {
@@ -79,7 +90,8 @@ void Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mt
             .sequences = std::span(&sequence, 1),
             .logit_rows = rows,
             .pool = pool_->view()};
-        model_.forward(batch, {.logits = logits_.as<float>(), .hidden = mtp ? hidden_.as<float>() : nullptr});
+        model_.forward(batch, {.logits = memory_.logits.as<float>(),
+                               .hidden = mtp ? memory_.hidden.as<float>() : nullptr});
         if (mtp) {
             run_mtp(tokens, {begin, end}, rows, length);
         }
@@ -88,8 +100,8 @@ void Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mt
             if (position < first_visited) {
                 continue;
             }
-            const std::span logits(logits_.as<float>() + i * vocab, vocab);
-            const std::span mtp_logits(mtp_logits_.as<float>() + i * vocab, mtp ? vocab : 0);
+            const std::span logits(memory_.logits.as<float>() + i * vocab, vocab);
+            const std::span mtp_logits(memory_.mtp_logits.as<float>() + i * vocab, mtp ? vocab : 0);
             visit(position, logits, mtp_logits);
         }
     }
@@ -101,17 +113,17 @@ void Scorer::run_mtp(std::span<const TokenId> tokens, Chunk chunk, std::span<con
     std::vector<TokenId> next;
     for (int32_t position = chunk.begin; position < chunk.end; ++position) {
         const bool last = position + 1 == sequence_length;
-        next.push_back(last ? argmax({logits_.as<float>() + (rows.size() - 1) * vocab, vocab})
+        next.push_back(last ? argmax({memory_.logits.as<float>() + (rows.size() - 1) * vocab, vocab})
                             : tokens[static_cast<size_t>(position) + 1]);
     }
     const SequenceSpan sequence{
         .first = 0, .q_len = chunk.end - chunk.begin, .position = chunk.begin, .pages = pages_};
-    const MtpBatch batch{.hidden = hidden_.as<float>(),
+    const MtpBatch batch{.hidden = memory_.hidden.as<float>(),
                          .next_tokens = next,
                          .sequences = std::span(&sequence, 1),
                          .logit_rows = rows,
                          .pool = pool_->view()};
-    model_.mtp_forward(batch, {.logits = mtp_logits_.as<float>(), .hidden = nullptr});
+    model_.mtp_forward(batch, {.logits = memory_.mtp_logits.as<float>(), .hidden = nullptr});
 }
 
 }  // namespace tessera

@@ -34,7 +34,12 @@ class Scorer {
     void run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit);
 
   private:
-    Scorer(Hy3Model& model, int32_t chunk_tokens, int64_t pages, std::unique_ptr<PagePool> pool);
+    struct Memory {
+        HostBuffer logits, mtp_logits;  // [chunk, vocab]
+        HostBuffer hidden;              // [chunk, hidden]
+    };
+    Scorer(Hy3Model& model, int32_t chunk_tokens, int64_t pages, std::unique_ptr<PagePool> pool,
+           Memory memory);
 
     struct Chunk {
         int32_t begin = 0, end = 0;
@@ -46,8 +51,7 @@ class Scorer {
     const int32_t chunk_tokens_;
     std::unique_ptr<PagePool> pool_;
     std::vector<PageId> pages_;
-    HostBuffer logits_, mtp_logits_;  // [chunk, vocab]
-    HostBuffer hidden_;               // [chunk, hidden]
+    Memory memory_;
 };
 
 }  // namespace tessera

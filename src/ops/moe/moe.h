@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/status.h"
 #include "device/host_buffer.h"
 #include "ops/common/packed_matrix.h"
 #include "ops/op_context.h"
@@ -35,7 +36,7 @@ struct MoeShape {
 // The memory that moe() needs, allocated once. One owner; not shared by concurrent calls.
 class MoeWorkspace {
   public:
-    explicit MoeWorkspace(const MoeShape& shape);
+    static Result<MoeWorkspace> create(const MoeShape& shape);
 
     // What the last moe() gave to the down projections: [tokens * k rows of all experts, padded width], then
     // the shared expert's [tokens, padded width].
@@ -43,6 +44,7 @@ class MoeWorkspace {
 
   private:
     friend class MoeRun;
+    explicit MoeWorkspace(const MoeShape& shape);
     // `rows` rows of expert `expert` (shared = experts), from `row` of its list on, and one block of outputs.
     struct Item {
         int32_t expert = 0;

@@ -26,7 +26,9 @@ struct MoeCaseSpec {
 class MoeCase {
   public:
     explicit MoeCase(const MoeCaseSpec& spec)
-        : spec_(spec), workspace_({spec.tokens, spec.experts, spec.k, spec.width, spec.shared_width}) {
+        : spec_(spec),
+          workspace_(MoeWorkspace::create({spec.tokens, spec.experts, spec.k, spec.width, spec.shared_width})
+                         .take()) {
         for (int64_t e = 0; e < spec.experts; ++e) {
             experts_.push_back(expert(spec.width, spec.dtype));
         }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <fmt/format.h>
 
 #include "base/check.h"
 #include "ops/common/gemm.h"
@@ -29,7 +30,18 @@ MoeWorkspace::MoeWorkspace(const MoeShape& shape) : tokens_max_(shape.tokens_max
     const int64_t expert_chunks = std::min(rows, rows / kGemmRowsMax + shape.experts);
     items_.reserve(static_cast<size_t>(expert_chunks * blocks + chunks_of(shape.tokens_max) * shared_blocks));
     hidden_floats_ = rows * padded(shape.width) + shape.tokens_max * padded(shape.shared_width);
-    hidden_ = HostBuffer(hidden_floats_ * 4);
+}
+
+Result<MoeWorkspace> MoeWorkspace::create(const MoeShape& shape) {
+    MoeWorkspace workspace(shape);
+    Result<HostBuffer> hidden = HostBuffer::allocate(
+        workspace.hidden_floats_ * 4, fmt::format("the experts' workspace of {} tokens", shape.tokens_max),
+        "lower --max-num-batched-tokens");
+    if (!hidden.ok()) {
+        return hidden.status();
+    }
+    workspace.hidden_ = hidden.take();
+    return workspace;
 }
 
 // One call of moe(): the rows of each expert are gathered into lists; then all gate and up projections (with

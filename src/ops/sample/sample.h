@@ -25,6 +25,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/status.h"
 #include "device/host_buffer.h"
 #include "ops/op_context.h"
 
@@ -79,11 +80,13 @@ struct SampleRowResult {
 // Memory of the fast version: one row's logits and weights per thread. Made once.
 class SampleWorkspace {
   public:
-    SampleWorkspace(int64_t vocab, int threads);
+    static Result<SampleWorkspace> create(int64_t vocab, int threads);
     int64_t vocab() const { return vocab_; }
     std::byte* thread_memory(int thread) const { return memory_.data() + thread * stride_; }
 
   private:
+    explicit SampleWorkspace(int64_t vocab) : vocab_(vocab) {}
+
     int64_t vocab_ = 0;
     int64_t stride_ = 0;  // bytes
     HostBuffer memory_;

@@ -17,7 +17,9 @@ class SampleCase {
     using Edit = std::function<void(SampleRowArgs& row, OpRandom& random, SampleCase& owner)>;
 
     SampleCase(int64_t vocab, int64_t rows, float spread, const Edit& edit, uint64_t seed = 0)
-        : vocab_(vocab), workspace_(vocab, 2), results_(static_cast<size_t>(rows)) {
+        : vocab_(vocab),
+          workspace_(SampleWorkspace::create(vocab, 2).take()),
+          results_(static_cast<size_t>(rows)) {
         OpRandom random(seed + static_cast<uint64_t>(vocab + rows));
         for (int64_t i = 0; i < rows; ++i) {
             std::vector<float>& logits = keep_floats(vocab);

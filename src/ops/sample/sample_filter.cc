@@ -1,6 +1,7 @@
 #include "ops/sample/sample_filter.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 #include <limits>
 #include <numeric>
 #include <span>
@@ -162,9 +163,17 @@ int32_t draw_by_tiles(const SampleRowArgs& row, const SampleMemory& memory, floa
     return static_cast<int32_t>(first + find_point(memory.weights + first, point));
 }
 
-SampleWorkspace::SampleWorkspace(int64_t vocab, int threads) : vocab_(vocab) {
-    SampleMemory::at(nullptr, vocab, &stride_);
-    memory_ = HostBuffer(stride_ * threads);
+Result<SampleWorkspace> SampleWorkspace::create(int64_t vocab, int threads) {
+    SampleWorkspace workspace(vocab);
+    SampleMemory::at(nullptr, vocab, &workspace.stride_);
+    Result<HostBuffer> memory = HostBuffer::allocate(
+        workspace.stride_ * threads, fmt::format("the sampler's workspaces of {} threads", threads),
+        "lower --threads");
+    if (!memory.ok()) {
+        return memory.status();
+    }
+    workspace.memory_ = memory.take();
+    return workspace;
 }
 
 }  // namespace tessera

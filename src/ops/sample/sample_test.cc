@@ -19,7 +19,7 @@ class SampleTest : public OpTest {
   protected:
     // The token that one row gives.
     SampleRowResult one(const SampleRowArgs& row, int64_t vocab) {
-        const SampleWorkspace workspace(vocab, 2);
+        const SampleWorkspace workspace = SampleWorkspace::create(vocab, 2).take();
         SampleRowResult result;
         sample(context_,
                {.vocab = vocab, .rows = {&row, 1}, .results = {&result, 1}, .workspace = &workspace});
@@ -31,7 +31,7 @@ class SampleTest : public OpTest {
 
     // How often each token comes in `draws` draws (output positions 0, 1, ...).
     std::vector<int64_t> histogram(SampleRowArgs row, int64_t vocab, int64_t draws) {
-        const SampleWorkspace workspace(vocab, 2);
+        const SampleWorkspace workspace = SampleWorkspace::create(vocab, 2).take();
         std::vector<SampleRowArgs> rows(static_cast<size_t>(draws), row);
         for (size_t i = 0; i < rows.size(); ++i) {
             rows[i].position = i;
@@ -252,7 +252,7 @@ TEST_F(SampleTest, ABadRowFailsAlone) {
                                                      {.logits = bad.data(), .temperature = 0},
                                                      {.logits = good.data(), .temperature = 0}};
             std::vector<SampleRowResult> results(3);
-            const SampleWorkspace workspace(100, 2);
+            const SampleWorkspace workspace = SampleWorkspace::create(100, 2).take();
             sample(context_, {.vocab = 100, .rows = rows, .results = results, .workspace = &workspace});
             EXPECT_EQ(results[0].token, 3);
             EXPECT_EQ(results[1].error, SampleError::kNotFinite);
