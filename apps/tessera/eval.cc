@@ -97,6 +97,9 @@ Result<std::vector<Case>> read_cases(const std::string& path, const ModelConfig&
         }
         cases.push_back({prompt.take(), answer.take()});
     }
+    if (cases.empty()) {
+        return invalid_argument(fmt::format("{}: has no cases; at least one line is needed", path));
+    }
     return cases;
 }
 

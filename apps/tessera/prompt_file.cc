@@ -94,6 +94,9 @@ Result<std::vector<std::vector<TokenId>>> read_id_file(const std::string& path, 
             return status;
         }
     }
+    if (all.empty()) {
+        return invalid_argument(fmt::format("{}: the list is empty; at least one item is needed", path));
+    }
     return all;
 }
 

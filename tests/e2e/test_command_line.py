@@ -117,6 +117,22 @@ def test_a_cut_gzip_file_is_no_shorter_task_set(tmp_path, kept):
         assert done.returncode == 1 and "set.jsonl.gz: it is truncated" in done.stderr and not done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["eval", "FILE"], ""),
+        (["eval", "FILE"], "\n \n"),
+        (["score", "--ids", "FILE"], "[]"),
+        (["generate", "--prompt-ids", "FILE"], "[]"),
+    ],
+)
+def test_nothing_to_do_is_an_error(tmp_path, arguments, text):
+    file = tmp_path / "set.json"
+    file.write_text(text)
+    done = run(*[str(file) if argument == "FILE" else argument for argument in arguments])
+    assert done.returncode == 1 and "at least one" in done.stderr and not done.stdout
+
+
 # A model's text or a file's name could else write to the reader's clipboard, or hide what is wrong.
 def test_a_terminal_gets_no_control_characters_of_others():
     command = [BINARY, "tokenize", "/nowhere/\x1b]52;c;\x07", "--json"]
