@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "prompt_file.h"
+#include "server/openai_service.h"
 #include "text/hy3_format.h"
 
 namespace tessera {
@@ -16,7 +17,11 @@ Result<std::vector<TokenId>> conversation_ids(const json::Value& line, const Tok
     if (kwargs != nullptr && !kwargs->is_object()) {
         return invalid_argument("kwargs must be an object");
     }
-    ChatInput input{.messages = *line.find("messages"), .tools = {}, .kwargs = json::Value::object()};
+    Result<json::Value> messages = read_conversation(line);  // the format itself drops what it does not know
+    if (!messages.ok()) {
+        return messages.status();
+    }
+    ChatInput input{.messages = messages.take(), .tools = {}, .kwargs = json::Value::object()};
     if (tools != nullptr) {
         input.tools = *tools;
     }

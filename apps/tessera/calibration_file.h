@@ -17,7 +17,7 @@ struct CalibrationLimits {
 
 // A sample a line (.jsonl or .jsonl.gz), one of
 //   {"text": TEXT}                                  special tokens in it are recognised
-//   {"messages": [...], "tools"?, "kwargs"?}        a conversation, as `tessera render` takes it
+//   {"messages": [...], "tools"?, "kwargs"?}        a conversation, as a chat request has it
 //   {"ids": [...]}                                  token ids
 // An error names the line. At least one sample, each of at least one token.
 Result<std::vector<std::vector<TokenId>>> read_calibration(const std::string& path,

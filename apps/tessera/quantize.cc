@@ -1,6 +1,7 @@
 // tessera quantize: a model folder -> the same model in the official FP8 release's format, with static scales
 // measured on a calibration file.
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <fmt/format.h>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "model/hy3_model.h"
 #include "model_setup.h"
 #include "runner/scorer.h"
+#include "signals.h"
 #include "subcommands.h"
 #include "text/tokenizer.h"
 #include "weights/export_folder.h"
@@ -23,6 +25,7 @@ namespace tessera {
 namespace {
 
 constexpr int32_t kChunkTokens = 512;
+constexpr size_t kFewTokens = 4096;  // too little to find the magnitudes that matter
 
 struct Arguments {
     std::string model, out, calibration;
@@ -65,7 +68,7 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
         ->check(CLI::Range(0, 1024));
     app.footer(
         "A line of the calibration file is one sample: {\"text\": TEXT}, {\"ids\": [...]} or\n"
-        "{\"messages\": [...], \"tools\"?, \"kwargs\"?} (a conversation as `tessera render` takes it).\n"
+        "{\"messages\": [...], \"tools\"?, \"kwargs\"?} (a conversation as a chat request has it).\n"
         "Take texts like those that the model will see, and none that it will be judged by: a few hundred\n"
         "samples are enough.\n\n"
         "example:\n"
@@ -74,10 +77,15 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
     if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
         return status;
     }
-    if ((a.scheme == "fp8") == a.calibration.empty()) {
-        std::fprintf(stderr, "tessera quantize: --scheme %s %s --calibration\n", a.scheme.c_str(),
-                     a.calibration.empty() ? "needs" : "measures nothing: leave out");
+    if (a.scheme == "fp8" && a.calibration.empty()) {
+        std::fprintf(stderr, "tessera quantize: --scheme fp8 needs --calibration\n");
         return 2;
+    }
+    for (const char* flag : {"--calibration", "--samples", "--max-length", "--percentile"}) {
+        if (a.scheme == "w4a8" && app.count(flag) > 0) {
+            std::fprintf(stderr, "tessera quantize: --scheme w4a8 measures nothing: leave out %s\n", flag);
+            return 2;
+        }
     }
     return std::nullopt;
 }
@@ -151,6 +159,19 @@ Result<std::vector<LayerLimits>> layer_limits(const ActivationObserver& observer
     return limits;
 }
 
+void warn_of_few(const std::vector<std::vector<TokenId>>& samples) {
+    size_t tokens = 0;
+    for (const std::vector<TokenId>& sample : samples) {
+        tokens += sample.size();
+    }
+    if (tokens < kFewTokens) {
+        std::fprintf(stderr,
+                     "warning: %zu samples of %zu tokens in all are few: what they do not show is clipped; a "
+                     "few hundred samples are usual\n",
+                     samples.size(), tokens);
+    }
+}
+
 Result<LoadedModel> load(const Arguments& arguments) {
     Progress loading("loading weights");
     // Any loading thread reports, so only the last report is shown.
@@ -162,10 +183,17 @@ Result<LoadedModel> load(const Arguments& arguments) {
     return load_model(arguments.model, {.threads = resolve_threads(arguments.threads), .progress = show_end});
 }
 
-Status quantize_w4a8(const Arguments& arguments) {
+// Makes a folder and removes it again, so that no signal may come between.
+Status check_out(const Arguments& arguments, Interrupts& interrupts) {
+    const Interrupts::Writing trial(interrupts);
+    const Status status = check_export_folder(arguments.out);
+    return interrupts.noted() != 0 ? Status(StatusCode::kCancelled, "interrupted") : status;
+}
+
+Status quantize_w4a8(const Arguments& arguments, Interrupts& interrupts) {
     const TimeNs started = now_ns();
     // All that can be wrong without the weights comes before them: a large model loads for minutes.
-    if (Status status = check_export_folder(arguments.out); !status.ok()) {
+    if (Status status = check_out(arguments, interrupts); !status.ok()) {
         return status;
     }
     const Result<LoadedModel> loaded = load(arguments);
@@ -174,25 +202,29 @@ Status quantize_w4a8(const Arguments& arguments) {
     }
     ThreadPool pool(resolve_threads(arguments.threads));
     Progress writing("writing weights");
-    const Status status =
-        export_w4a8(*loaded,
-                    {.shard_bytes_max = static_cast<int64_t>(arguments.shard_gb * 1e9),
-                     .progress = [&](int64_t done, int64_t total) { writing.show(done, total); }},
-                    arguments.out, pool);
+    const Interrupts::Writing begun(interrupts);
+    const Status status = export_w4a8(*loaded,
+                                      {.shard_bytes_max = static_cast<int64_t>(arguments.shard_gb * 1e9),
+                                       .progress =
+                                           [&](int64_t done, int64_t total) {
+                                               writing.show(done, total);
+                                               return interrupts.noted() == 0;
+                                           }},
+                                      arguments.out, pool);
     if (status.ok()) {
         std::fprintf(stderr, "%s: %.1f s\n", arguments.out.c_str(), seconds(now_ns() - started));
     }
     return status;
 }
 
-Status quantize_fp8(const Arguments& arguments) {
+Status quantize_fp8(const Arguments& arguments, Interrupts& interrupts) {
     const TimeNs started = now_ns();
     Result<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::load(arguments.model);
     if (!tokenizer.ok()) {
         return tokenizer.status();
     }
     // All that can be wrong without the weights comes before them: a large model loads for minutes.
-    if (Status status = check_export_folder(arguments.out); !status.ok()) {
+    if (Status status = check_out(arguments, interrupts); !status.ok()) {
         return status;
     }
     const Result<ModelConfig> config = load_model_config(arguments.model);
@@ -207,12 +239,16 @@ Status quantize_fp8(const Arguments& arguments) {
     if (!samples.ok()) {
         return samples.status();
     }
+    warn_of_few(*samples);
     Result<LoadedModel> loaded = load(arguments);
     if (!loaded.ok()) {
         return loaded.status();
     }
-    if (Status status = check_fp8_export(*loaded, arguments.out); !status.ok()) {
-        return status;
+    {
+        const Interrupts::Writing trial(interrupts);
+        if (Status status = check_fp8_export(*loaded, arguments.out); !status.ok()) {
+            return status;
+        }
     }
     ThreadPool pool(resolve_threads(arguments.threads));
     auto observer = std::make_unique<ActivationObserver>();
@@ -224,12 +260,16 @@ Status quantize_fp8(const Arguments& arguments) {
         return measured.status();
     }
     Progress writing("writing weights");
-    const Status status =
-        export_fp8(*loaded,
-                   {.layers = *measured,
-                    .shard_bytes_max = static_cast<int64_t>(arguments.shard_gb * 1e9),
-                    .progress = [&](int64_t done, int64_t total) { writing.show(done, total); }},
-                   arguments.out, pool);
+    const Interrupts::Writing begun(interrupts);
+    const Status status = export_fp8(*loaded,
+                                     {.layers = *measured,
+                                      .shard_bytes_max = static_cast<int64_t>(arguments.shard_gb * 1e9),
+                                      .progress =
+                                          [&](int64_t done, int64_t total) {
+                                              writing.show(done, total);
+                                              return interrupts.noted() == 0;
+                                          }},
+                                     arguments.out, pool);
     if (status.ok()) {
         std::fprintf(stderr, "%s: %zu samples, %.1f s\n", arguments.out.c_str(), samples->size(),
                      seconds(now_ns() - started));
@@ -244,8 +284,15 @@ int run_quantize(int argc, char** argv) {
     if (const std::optional<int> status = parse(argc, argv, arguments)) {
         return *status;
     }
-    const Status status = arguments.scheme == "fp8" ? quantize_fp8(arguments) : quantize_w4a8(arguments);
-    return status.ok() ? 0 : fail(status);
+    std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit is a failed write, and what was made is removed
+    Interrupts interrupts;
+    const Status status = arguments.scheme == "fp8" ? quantize_fp8(arguments, interrupts)
+                                                    : quantize_w4a8(arguments, interrupts);
+    if (!status.ok()) {
+        const int failed = fail(status);
+        return interrupts.noted() != 0 ? 128 + interrupts.noted() : failed;
+    }
+    return 0;
 }
 
 }  // namespace tessera

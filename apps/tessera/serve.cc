@@ -6,7 +6,6 @@
 #include <ctime>
 #include <fmt/format.h>
 #include <future>
-#include <pthread.h>
 #include <stop_token>
 #include <thread>
 
@@ -16,6 +15,7 @@
 #include "engine_setup.h"
 #include "serve_config.h"
 #include "server/server.h"
+#include "signals.h"
 #include "subcommands.h"
 
 namespace tessera {
@@ -30,32 +30,6 @@ milliseconds to_ms(double s) {
 bool loopback(const std::string& host) {
     return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
-
-// SIGTERM and SIGINT come to wait() alone, whatever thread they hit. Made before any other thread.
-class Signals {
-  public:
-    Signals() {
-        sigemptyset(&set_);
-        sigaddset(&set_, SIGTERM);
-        sigaddset(&set_, SIGINT);
-        pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-        std::signal(SIGPIPE, SIG_IGN);
-    }
-    int wait() const {
-        int signal = 0;
-        sigwait(&set_, &signal);
-        return signal;
-    }
-    // The signal that comes within the time, or 0.
-    int wait_for(milliseconds timeout) const {
-        const timespec time{.tv_sec = timeout.count() / 1000, .tv_nsec = timeout.count() % 1000 * 1'000'000};
-        const int signal = sigtimedwait(&set_, nullptr, &time);
-        return signal > 0 ? signal : 0;
-    }
-
-  private:
-    sigset_t set_;
-};
 
 // A signal while the model loads ends the process at once: there is nothing to drain.
 class ExitOnSignal {
@@ -142,6 +116,7 @@ int run_serve(int argc, char** argv) {
                                 config.http.host));
     }
     const Signals signals;
+    std::signal(SIGPIPE, SIG_IGN);
     // The address first: one that is taken is told before a model is loaded. The server is destroyed after
     // the engine.
     Result<std::unique_ptr<Server>> server = Server::bind(config.http);

@@ -52,6 +52,10 @@ struct OpenAiConfig {
 // An error when OpenAiConfig::default_chat_template_kwargs would fail every request, or be lost in each.
 Status check_default_template_kwargs(const json::Value& kwargs);
 
+// The messages of {"messages": [...], "tools"?}, checked and as the conversation format takes them: what a
+// request may hold, and nothing else.
+Result<json::Value> read_conversation(const json::Value& conversation);
+
 // Thread-safe. The engine, the tokenizer and the metrics must outlive every request that it has submitted;
 // the service itself need not (its routes and running answers share what they need).
 class OpenAiService {

@@ -68,7 +68,7 @@ Status export_fp8(const LoadedModel& model, const Fp8Export& options, const std:
                          : status;
     status = status.ok() ? write_config(model.folder, path, quantization_config()) : status;
     status = status.ok() ? copy_small_files(model.folder, path) : status;
-    return status.ok() ? pending->rename_to(target) : status;
+    return pending->finish(status, target);
 }
 
 }  // namespace tessera

@@ -148,6 +148,18 @@ TEST(Fp8Export, the_folder_is_the_official_format) {
     EXPECT_FALSE(fs::exists(out + "/model.safetensors"));
 }
 
+TEST(Fp8Export, a_stop_leaves_nothing_and_says_so) {
+    const Source source;
+    const TempFolder parent;
+    ThreadPool pool(1);
+    Fp8Export options = tiny_export();
+    options.progress = [](int64_t, int64_t) { return false; };
+    const Status status = export_fp8(*source.model, options, parent.file("fp8"), pool);
+    EXPECT_EQ(status.code(), StatusCode::kCancelled);
+    EXPECT_NE(status.message().find("unfinished copy is removed"), std::string::npos) << status.message();
+    EXPECT_TRUE(fs::is_empty(parent.path()));
+}
+
 TEST(Fp8Export, weights_are_cut_into_files_of_a_bounded_size) {
     const Source source;
     const TempFolder parent;
@@ -160,6 +172,7 @@ TEST(Fp8Export, weights_are_cut_into_files_of_a_bounded_size) {
         EXPECT_GT(done, last);
         last = done;
         all = total;
+        return true;
     };
     ASSERT_TRUE(export_fp8(*source.model, options, parent.file("fp8"), pool).ok());
     EXPECT_EQ(last, all);

@@ -207,7 +207,7 @@ Status export_w4a8(const LoadedModel& model, const W4a8Export& options, const st
                           {.bytes_max = options.shard_bytes_max, .progress = options.progress});
     status = status.ok() ? write_config(model.folder, path, quantization_config()) : status;
     status = status.ok() ? copy_small_files(model.folder, path) : status;
-    return status.ok() ? pending->rename_to(target) : status;
+    return pending->finish(status, target);
 }
 
 }  // namespace tessera

@@ -14,7 +14,8 @@ namespace tessera {
 
 struct W4a8Export {
     int64_t shard_bytes_max = int64_t{5} << 30;
-    std::function<void(int64_t done, int64_t total)> progress;  // bytes written; may be empty
+    // Bytes written; false stops, and nothing is left. May be empty.
+    std::function<bool(int64_t done, int64_t total)> progress;
 };
 
 // check_export_folder(), and an error when the model cannot be written in this format.

@@ -3,6 +3,9 @@
 import json
 import os
 import pathlib
+import resource
+import shutil
+import signal
 import struct
 import subprocess
 
@@ -63,6 +66,8 @@ def test_the_folder_is_complete(quantised):
     assert config == original
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         assert (quantised / name).read_bytes() == (DEMO / name).read_bytes()
+    for name in ("README.md", "calibration.jsonl"):
+        assert (DEMO / name).exists() and not (quantised / name).exists(), "it describes the original"
     assert list(quantised.parent.iterdir()) == [quantised], "no unfinished folder is left"
 
 
@@ -161,7 +166,9 @@ def test_w4a8_needs_no_calibration_and_fp8_does(tmp_path, w4a8):
     file = tmp_path / "samples.jsonl"
     file.write_text('{"text": "a"}\n')
     assert tessera("quantize", DEMO, tmp_path / "out", "--scheme", "fp8").returncode == 2
-    assert tessera("quantize", DEMO, tmp_path / "out", "--scheme", "w4a8", "--calibration", file).returncode == 2
+    for flag, value in [("--calibration", file), ("--samples", 9), ("--max-length", 9), ("--percentile", 99)]:
+        done = tessera("quantize", DEMO, tmp_path / "out", "--scheme", "w4a8", flag, value)
+        assert done.returncode == 2 and f"leave out {flag}" in done.stderr, done.stderr
     done = tessera("quantize", w4a8, tmp_path / "out", "--scheme", "w4a8")
     assert done.returncode == 1 and "quantised already" in done.stderr
 
@@ -199,6 +206,10 @@ def test_the_three_forms_of_a_sample_are_the_same(tmp_path):
         ('{"ids": []}', "no tokens"),
         ('{"text": "a"', "line 2"),
         ('{"messages": 3}', "line 2"),
+        ('{"messages": [{"role": "wizard", "content": "a"}]}', "line 2: 'messages[0].role' must be"),
+        ('{"messages": [{"role": "user", "contents": "a"}]}', "line 2: 'messages[0].content' must be"),
+        ('{"messages": [{"rôle": "user", "content": "a"}]}', "line 2: 'messages[0].role' must be"),
+        ('{"messages": []}', "line 2: 'messages' must be"),
         ('\n{"txt": "a"}', "line 3"),
         ('{"text": "a", "ids": [1]}', "not several"),
     ],
@@ -209,6 +220,45 @@ def test_a_wrong_line_is_named_and_nothing_is_left(tmp_path, line, word):
     done = quantize(tmp_path / "out", file)
     assert done.returncode == 1 and word in done.stderr, done.stderr
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_few_tokens_are_warned_of(tmp_path, quantised):
+    file = tmp_path / "samples.jsonl"
+    file.write_text('{"text": "a"}\n')
+    done = quantize(tmp_path / "out", file)
+    assert done.returncode == 0 and "warning: 1 samples of 1 tokens" in done.stderr, done.stderr
+
+
+def test_a_failed_write_leaves_nothing_and_says_so(tmp_path):
+    """A file over the process's limit would else end it by a signal."""
+    done = subprocess.run(
+        [BINARY, "quantize", DEMO, tmp_path / "out", "--scheme", "w4a8"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 1 and "File too large; the unfinished copy is removed" in done.stderr, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_write_leaves_nothing_and_says_so(tmp_path, number):
+    """Small files make the writing long; one that was quicker than the signal is tried again."""
+    command = [BINARY, "quantize", DEMO, tmp_path / "out", "--scheme", "w4a8", "--shard-size", "0.001"]
+    for _ in range(20):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and not any("model-00002" in str(walked[2]) for walked in os.walk(tmp_path)):
+            pass
+        process.send_signal(number)
+        said = process.communicate(timeout=600)[1]
+        assert not list(tmp_path.glob("*partial*")), said
+        if process.returncode == 128 + number:
+            break
+        shutil.rmtree(tmp_path / "out")  # a folder that is complete
+    assert process.returncode == 128 + number and "the unfinished copy is removed" in said
+    assert not list(tmp_path.iterdir())
 
 
 def test_wrong_usage_and_wrong_folders(tmp_path, quantised):

@@ -251,4 +251,11 @@ const json::Value* read_tools(FieldReader& reader, const OpenAiLimits& limits) {
     return tools;
 }
 
+Result<json::Value> read_conversation(const json::Value& conversation) {
+    FieldReader reader(conversation);
+    json::Value messages = read_messages(reader, OpenAiLimits());
+    read_tools(reader, OpenAiLimits());
+    return reader.ok() ? Result(std::move(messages)) : invalid_argument(reader.error()->message);
+}
+
 }  // namespace tessera

@@ -50,6 +50,12 @@ Status PendingFolder::rename_to(const std::string& target) {
     return {};
 }
 
+Status PendingFolder::finish(const Status& written, const std::string& target) {
+    const Status status = written.ok() ? rename_to(target) : written;
+    return status.ok() ? status
+                       : Status(status.code(), status.message() + "; the unfinished copy is removed");
+}
+
 std::string without_trailing_slash(std::string folder) {
     while (folder.size() > 1 && folder.back() == '/') {
         folder.pop_back();
@@ -59,15 +65,28 @@ std::string without_trailing_slash(std::string folder) {
 
 namespace {
 
-// What holds weights, or is written anew.
+// What a checkpoint needs beside its weights and config.json: the tokenizer, the conversation format,
+// sampling defaults, code that it may bring, and its licence. Not what describes the original, such as
+// README.md.
 bool is_copied(const fs::directory_entry& entry) {
-    static constexpr std::array<std::string_view, 6> kWeights = {".safetensors", ".bin",  ".pt",
-                                                                 ".pth",         ".gguf", ".h5"};
+    static constexpr std::array<std::string_view, 8> kNames = {"generation_config.json",
+                                                               "special_tokens_map.json",
+                                                               "added_tokens.json",
+                                                               "vocab.json",
+                                                               "vocab.txt",
+                                                               "merges.txt",
+                                                               "chat_template.json",
+                                                               "chat_template.jinja"};
+    static constexpr std::array<std::string_view, 2> kExtensions = {".py", ".tiktoken"};
+    static constexpr std::array<std::string_view, 5> kBeginnings = {"tokenizer", "LICENSE", "License",
+                                                                    "LICENCE", "NOTICE"};
     const std::string name = entry.path().filename().string();
-    const std::string extension = entry.path().extension().string();
     std::error_code error;
-    return entry.is_regular_file(error) && name != "config.json" && !name.ends_with(".index.json") &&
-           std::ranges::find(kWeights, extension) == kWeights.end();
+    return entry.is_regular_file(error) &&
+           (std::ranges::find(kNames, name) != kNames.end() ||
+            std::ranges::find(kExtensions, entry.path().extension().string()) != kExtensions.end() ||
+            std::ranges::any_of(kBeginnings,
+                                [&](std::string_view start) { return name.starts_with(start); }));
 }
 
 }  // namespace

@@ -21,17 +21,19 @@ class PendingFolder {
 
     const std::string& path() const { return path_; }
 
-    // Fails where the target has come to exist meanwhile.
-    Status rename_to(const std::string& target);
+    // Of a good status the folder becomes the target; fails where that has come to exist meanwhile. A bad one
+    // comes back and says that nothing is left.
+    Status finish(const Status& written, const std::string& target);
 
   private:
+    Status rename_to(const std::string& target);
     explicit PendingFolder(std::string path) : path_(std::move(path)) {}
     std::string path_;
 };
 
 std::string without_trailing_slash(std::string folder);
 
-// The files of a model folder that hold no weights and are not written anew.
+// The files of a model folder that a copy of it needs and that are not written anew.
 Status copy_small_files(const std::string& from, const std::string& to);
 
 // config.json with this quantization_config.

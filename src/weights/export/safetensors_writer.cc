@@ -101,7 +101,7 @@ size_t shard_length(std::span<const OutputTensor> tensors, int64_t bytes_max) {
 }  // namespace
 
 Status write_safetensors(const std::string& path, std::span<const OutputTensor> tensors,
-                         const std::function<void(int64_t bytes)>& wrote) {
+                         const std::function<bool(int64_t bytes)>& wrote) {
     OutputFile file(path);
     const std::string header = header_of(tensors);
     const uint64_t length = header.size();
@@ -121,8 +121,8 @@ Status write_safetensors(const std::string& path, std::span<const OutputTensor> 
         if (!file.ok()) {
             break;
         }
-        if (wrote) {
-            wrote(tensor.bytes);
+        if (wrote && !wrote(tensor.bytes)) {
+            return {StatusCode::kCancelled, fmt::format("{}: interrupted while it was being written", path)};
         }
     }
     return file.finish();
@@ -145,9 +145,7 @@ Status write_shards(const std::string& folder, std::span<const OutputTensor> ten
         const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
         const Status status = write_safetensors(join_path(folder, name), shards[i], [&](int64_t bytes) {
             done += bytes;
-            if (options.progress) {
-                options.progress(done, total);
-            }
+            return !options.progress || options.progress(done, total);
         });
         if (!status.ok()) {
             return status;

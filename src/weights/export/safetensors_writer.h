@@ -22,12 +22,13 @@ struct OutputTensor {
     std::function<void(std::span<std::byte> out)> make;  // fills all `bytes`
 };
 
-// Called with the bytes written and in all, after each tensor. May be empty.
-using WriteProgress = std::function<void(int64_t done, int64_t total)>;
+// Called with the bytes written and in all, after each tensor; false stops the writing, whose status is then
+// kCancelled. May be empty.
+using WriteProgress = std::function<bool(int64_t done, int64_t total)>;
 
-// One file with the tensors in this order; synced to the disk.
+// One file with the tensors in this order; synced to the disk. `wrote` says after each whether to go on.
 Status write_safetensors(const std::string& path, std::span<const OutputTensor> tensors,
-                         const std::function<void(int64_t bytes)>& wrote = {});
+                         const std::function<bool(int64_t bytes)>& wrote = {});
 
 struct ShardOptions {
     int64_t bytes_max = int64_t{5} << 30;  // of a file's tensors; a larger tensor gets a file of its own
