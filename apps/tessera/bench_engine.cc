@@ -7,6 +7,7 @@
 
 #include "bench.h"
 #include "cli.h"
+#include "model_configs.h"
 #include "model_options.h"
 
 namespace tessera {
@@ -102,7 +103,14 @@ Status check_model(const BenchEngineArguments& arguments, bool random_weights) {
     if (!config && (arguments.layers != 0 || !arguments.dtype.empty())) {
         return invalid_argument("--layers and --dtype need --model-config: a folder has its own");
     }
-    return {};
+    // What can be wrong without the device comes before it.
+    if (const Result<DType> kv_dtype = parse_kv_dtype(arguments.setup.device, arguments.setup.kv_cache_dtype);
+        !kv_dtype.ok()) {
+        return kv_dtype.status();
+    }
+    Result<ModelConfig> whole =
+        config ? find_model_config(arguments.model_config) : load_model_config(arguments.setup.folder);
+    return whole.ok() && config ? with_layers(whole.take(), arguments.layers).status() : whole.status();
 }
 
 }  // namespace

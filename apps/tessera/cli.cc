@@ -56,6 +56,18 @@ std::string nearest_name(const CLI::App& app, std::string unknown) {
 std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv) {
     try {
         app.parse(argc, argv);
+    } catch (const CLI::RequiredError& error) {
+        const std::vector<std::string> unknown = app.remaining(true);
+        if (app.get_require_subcommand_min() == 0 || unknown.empty()) {
+            return app.exit(error, std::cout, std::cerr) == 0 ? 0 : 2;
+        }
+        std::string names;
+        for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+            names += (names.empty() ? "" : ", ") + command->get_name();
+        }
+        std::fprintf(stderr, "%s: unknown command '%s'; there are %s\n", app.get_name().c_str(),
+                     unknown.front().c_str(), names.c_str());
+        return 2;
     } catch (const CLI::ExtrasError&) {
         const std::vector<std::string> unknown = app.remaining(true);  // of a subcommand, too
         const auto flag =

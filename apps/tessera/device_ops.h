@@ -3,14 +3,15 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
 
 namespace tessera {
 
-// What --device may name.
-std::vector<std::string> op_devices();
+// Empty in a build without CUDA.
+std::vector<std::string_view> cuda_op_names();
 
 struct DeviceOpsArgs {
     std::string name;   // of one operator; empty: all

@@ -175,6 +175,15 @@ Result<EngineBundle> make_engine(const EngineOptions& given) {
         return tokenizer.status();
     }
     bundle.tokenizer = tokenizer.take();
+    // What can be wrong without the weights and the device comes before them.
+    const Result<ModelConfig> config_alone = load_model_config(options.model);
+    if (!config_alone.ok()) {
+        return config_alone.status();
+    }
+    const Result<int32_t> max_model_len = resolve_max_model_len(options, *config_alone);
+    if (!max_model_len.ok()) {
+        return max_model_len.status();
+    }
     Result<ModelBundle> model = make_model({.folder = options.model,
                                             .device = options.device,
                                             .kv_cache_dtype = options.kv_cache_dtype,
@@ -196,10 +205,6 @@ Result<EngineBundle> make_engine(const EngineOptions& given) {
                         "without a row in the "
                         "embedding cannot be computed",
                         options.model, bundle.tokenizer->size() - 1, model->config.vocab_size));
-    }
-    Result<int32_t> max_model_len = resolve_max_model_len(options, model->config);
-    if (!max_model_len.ok()) {
-        return max_model_len.status();
     }
     bundle.max_model_len = *max_model_len;
     bundle.config = model->config;

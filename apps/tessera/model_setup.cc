@@ -72,6 +72,10 @@ Result<ModelBundle> make_model(const ModelSetup& setup) {
     if (!kv_dtype.ok()) {
         return kv_dtype.status();
     }
+    // What can be wrong without the device comes before it.
+    if (const Result<ModelConfig> config = load_model_config(setup.folder); !config.ok()) {
+        return config.status();
+    }
     ModelBundle bundle;
     if (setup.device == "cuda") {
         Result<std::shared_ptr<CudaDevice>> device = open_cuda_device(setup.gpu_memory_utilization);

@@ -177,7 +177,7 @@ int bench_operators(const Arguments& arguments, OpContext& context) {
 
 void add_device(CLI::App& command, Arguments& arguments) {
     command.add_option("--device", arguments.device, "where they run")
-        ->check(CLI::IsMember(op_devices()))
+        ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();
 }
 
@@ -186,24 +186,40 @@ void add_common(CLI::App& command, Arguments& arguments) {
     add_device(command, arguments);
     command.add_option("--seed", arguments.seed, "cuda: of the random inputs; fresh ones when left out")
         ->check(whole_number());
-    command.add_option("--variant", arguments.variant, "avx512, avx2 or reference")
+    command.add_option("--variant", arguments.variant, "cpu: avx512, avx2 or reference")
         ->check(CLI::IsMember({"avx512", "avx2", "reference"}));
-    command.add_option("--threads", arguments.threads, "0 = all the cores that the process may use")
+    command.add_option("--threads", arguments.threads, "cpu: 0 = all the cores that the process may use")
         ->check(CLI::Range(0, 1024));
+}
+
+std::vector<std::string_view> operator_names(bool cuda) {
+    if (cuda) {
+        return cuda_op_names();
+    }
+    std::vector<std::string_view> names;
+    for (const OpEntry& entry : op_registry()) {
+        names.emplace_back(entry.name);
+    }
+    return names;
 }
 
 // What is wrong with the choice, or nothing.
 std::optional<Status> check_choice(const Arguments& arguments) {
-    if (arguments.small || arguments.seed) {
+    const bool cuda = arguments.device == "cuda";
+    if (!cuda && (arguments.small || arguments.seed)) {
         return invalid_argument("--small and --seed need --device cuda: the CPU's cases have fixed inputs");
     }
-    if (chosen_operators(arguments).empty()) {
-        std::string names;
-        for (const OpEntry& entry : op_registry()) {
-            names += fmt::format(" {}", entry.name);
-        }
-        return invalid_argument(
-            fmt::format("no operator is called '{}'; there are:{}", arguments.name, names));
+    if (cuda && (!arguments.variant.empty() || arguments.threads != 0)) {
+        return invalid_argument("--variant and --threads need --device cpu: a device has one form of each");
+    }
+    const std::vector<std::string_view> names = operator_names(cuda);
+    if (!names.empty() && !arguments.name.empty() &&
+        std::ranges::find(names, arguments.name) == names.end()) {
+        return invalid_argument(fmt::format("no {}operator is called '{}'; there are: {}",
+                                            cuda ? "CUDA " : "", arguments.name, fmt::join(names, " ")));
+    }
+    if (cuda) {
+        return std::nullopt;
     }
     if (chosen_variants(arguments, true).empty()) {
         return invalid_argument(fmt::format(
@@ -264,6 +280,10 @@ int run_ops(int argc, char** argv) {
     if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
         return *status;
     }
+    if (const std::optional<Status> wrong = check_choice(arguments)) {
+        fail(*wrong);
+        return 2;
+    }
     if (arguments.device == "cuda") {
         return run_on_cuda(arguments, list->parsed()   ? Action::kList
                                       : test->parsed() ? Action::kTest
@@ -271,10 +291,6 @@ int run_ops(int argc, char** argv) {
     }
     if (list->parsed()) {
         return list_operators();
-    }
-    if (const std::optional<Status> wrong = check_choice(arguments)) {
-        fail(*wrong);
-        return 2;
     }
     ThreadPool threads(resolve_threads(arguments.threads));
     OpContext context{threads};

@@ -321,6 +321,10 @@ Result<std::string> read_file(const std::string& path) {
 }  // namespace
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::string& folder) {
+    std::error_code error;
+    if (!std::filesystem::is_directory(folder, error)) {
+        return not_found(fmt::format("{}: there is no such model folder", folder));
+    }
     Result<std::string> file = read_file(folder + "/tokenizer.json");
     if (!file.ok()) {
         return file.status();

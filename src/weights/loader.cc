@@ -38,6 +38,9 @@ Result<QuantConfig> read_quant_config(const std::string& folder, const json::Val
 }
 
 Result<FolderConfig> read_configs(const std::string& folder) {
+    if (Status status = check_model_folder(folder); !status.ok()) {
+        return status;
+    }
     const std::string file = join_path(folder, "config.json");
     Result<std::string> text = read_text_file(file, kConfigBytesMax);
     if (!text.ok()) {

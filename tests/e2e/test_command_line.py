@@ -142,7 +142,7 @@ def test_a_terminal_gets_no_control_characters_of_others():
     shown = os.read(ours, 4096)
     os.close(theirs)
     os.close(ours)
-    assert b"/nowhere/<U+001B>]52;c;<U+0007>/tokenizer.json" in shown and b"\x1b" not in shown
+    assert b"/nowhere/<U+001B>]52;c;<U+0007>: there is no such model folder" in shown and b"\x1b" not in shown
 
 
 @pytest.mark.parametrize("command", ["serve", "generate"])
@@ -172,6 +172,63 @@ def test_an_unknown_argument_of_a_subcommand_is_named(arguments, name):
     done = subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert f"unknown argument '{name}'" in done.stderr
+
+
+def test_an_unknown_command_of_a_subcommand_is_named():
+    done = subprocess.run([BINARY, "ops", "tset"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "unknown command 'tset'; there are list, test, bench" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "/nowhere", "--port", "0"],
+        ["generate", "/nowhere", "--prompt", "a"],
+        ["score", "/nowhere", "--ids", "-"],
+        ["tokenize", "/nowhere"],
+        ["render", "/nowhere"],
+        ["bench", "engine", "/nowhere"],
+        ["quantize", "/nowhere", "OUT", "--scheme", "w4a8"],
+    ],
+)
+def test_a_folder_that_is_not_there_is_named_itself(tmp_path, arguments):
+    arguments = [str(tmp_path / "out") if argument == "OUT" else argument for argument in arguments]
+    done = subprocess.run([BINARY, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "/nowhere: there is no such model folder" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "word"),
+    [
+        (["bench", "engine", "--model-config", "hy4", "--random-weights"], 1, "--model-config hy4"),
+        (["bench", "engine", "--model-config", "hy3", "--random-weights", "--layers", "99"], 1, "--layers 99"),
+        (["bench", "engine", MODEL, "--kv-cache-dtype", "int3"], 1, "--kv-cache-dtype int3"),
+        (["bench", "engine", "/nowhere"], 1, "no such model folder"),
+        (["serve", MODEL, "--port", "0", "--max-model-len", "1M"], 1, "--max-model-len 1048576"),
+        (["score", "/nowhere", "--ids", "-"], 1, "no such model folder"),
+        (["ops", "test", "linear", "--variant", "avx2"], 2, "--variant and --threads need --device cpu"),
+        (["ops", "bench", "--threads", "2"], 2, "--variant and --threads need --device cpu"),
+    ],
+)
+def test_what_is_wrong_without_a_device_is_said_before_it(arguments, status, word):
+    done = subprocess.run([BINARY, *arguments, "--device", "cuda"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == status and word in done.stderr, done.stderr
+
+
+def test_a_build_without_cuda_says_so_in_one_sentence():
+    commands = [
+        ["ops", "list"],
+        ["ops", "test", "linear"],
+        ["ops", "bench"],
+        ["generate", MODEL, "--prompt", "a"],
+        ["serve", MODEL, "--port", "0"],
+        ["bench", "engine", MODEL],
+    ]
+    for command in commands:
+        done = subprocess.run([BINARY, *command, "--device", "cuda"], capture_output=True, text=True, timeout=120)
+        if done.returncode == 0 or "no CUDA device" in done.stderr:
+            pytest.skip("this build has CUDA")
+        assert done.returncode == 1 and "--device cuda: this build of tessera has no CUDA backend" in done.stderr
 
 
 def model_with_nan(folder):

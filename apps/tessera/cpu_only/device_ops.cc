@@ -1,16 +1,11 @@
 #include "device_ops.h"
 
+#include "cpu_only/without_cuda.h"
+
 namespace tessera {
-namespace {
 
-Status without_cuda() {
-    return unimplemented("this build of tessera has no CUDA backend; build the preset cuda");
-}
-
-}  // namespace
-
-std::vector<std::string> op_devices() {
-    return {"cpu"};
+std::vector<std::string_view> cuda_op_names() {
+    return {};
 }
 
 Status list_cuda_ops() {

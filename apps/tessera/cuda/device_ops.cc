@@ -11,8 +11,8 @@ CudaReportArgs report_args(const DeviceOpsArgs& args) {
 
 }  // namespace
 
-std::vector<std::string> op_devices() {
-    return {"cpu", "cuda"};
+std::vector<std::string_view> cuda_op_names() {
+    return cuda_operator_names();
 }
 
 Status list_cuda_ops() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <string_view>
 
 #include <cuda_runtime_api.h>
 
@@ -9,10 +10,40 @@
 
 namespace tessera {
 
+namespace {
+
+std::string version_text(int version) {
+    return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+// CUDA has one error for a driver that is missing and one that is too old, and its text speaks of the latter.
+Status no_device(cudaError_t error) {
+    int driver = 0;  // the CUDA version that it knows; 0 = there is none
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) {
+        driver = 0;
+    }
+    const std::string needed = version_text(CUDART_VERSION / 1000 * 1000);
+    constexpr std::string_view kInstead = "--device cpu works without one";
+    if (driver == 0) {
+        return unavailable(fmt::format(
+            "no CUDA device: no NVIDIA driver was found on this machine; it takes one for CUDA {} or "
+            "later. {}",
+            needed, kInstead));
+    }
+    if (error == cudaErrorInsufficientDriver) {
+        return unavailable(fmt::format(
+            "no CUDA device: the NVIDIA driver knows CUDA {}, and this build needs one for {} or later. {}",
+            version_text(driver), needed, kInstead));
+    }
+    return unavailable(fmt::format("{}. {}", cuda_status(error, "no CUDA device").message(), kInstead));
+}
+
+}  // namespace
+
 Result<DeviceProps> open_device(int index) {
     int count = 0;
     if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
-        return cuda_status(error, "no CUDA device");
+        return no_device(error);
     }
     if (index < 0 || index >= count) {
         return invalid_argument(fmt::format("CUDA device {} asked for, but there are {}", index, count));

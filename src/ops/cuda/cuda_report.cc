@@ -115,6 +115,14 @@ void list_cuda_operators() {
     }
 }
 
+std::vector<std::string_view> cuda_operator_names() {
+    std::vector<std::string_view> names;
+    for (const CudaOpEntry& entry : cuda_op_registry()) {
+        names.emplace_back(entry.name);
+    }
+    return names;
+}
+
 Result<int> test_cuda_operators(const CudaReportArgs& args) {
     Result<std::vector<const CudaOpEntry*>> chosen = chosen_operators(args.name);
     if (!chosen.ok()) {

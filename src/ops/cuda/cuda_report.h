@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 
@@ -16,6 +17,7 @@ struct CudaReportArgs {
 };
 
 void list_cuda_operators();
+std::vector<std::string_view> cuda_operator_names();
 
 // One line an operator on standard output, and one for each failed case; the number of failed cases. A Status
 // when there is no such operator or no device.

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -57,6 +58,13 @@ Descriptor open_to_read(const std::string& path) {
 
 std::string join_path(const std::string& folder, const std::string& name) {
     return folder.empty() || folder.back() == '/' ? folder + name : folder + "/" + name;
+}
+
+Status check_model_folder(const std::string& folder) {
+    std::error_code error;
+    return std::filesystem::is_directory(folder, error)
+               ? Status()
+               : not_found(fmt::format("{}: there is no such model folder", folder));
 }
 
 Result<std::string> read_text_file(const std::string& path, size_t bytes_max) {

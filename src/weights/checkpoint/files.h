@@ -10,6 +10,8 @@
 namespace tessera {
 
 std::string join_path(const std::string& folder, const std::string& name);
+// kNotFound when it is no folder.
+Status check_model_folder(const std::string& folder);
 // kNotFound when there is no such file; an error when it is larger than bytes_max or no regular file.
 Result<std::string> read_text_file(const std::string& path, size_t bytes_max);
 

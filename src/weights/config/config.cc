@@ -244,6 +244,9 @@ Result<ModelConfig> parse_model_config(std::string_view json_text) {
 }
 
 Result<ModelConfig> load_model_config(const std::string& folder) {
+    if (Status status = check_model_folder(folder); !status.ok()) {
+        return status;
+    }
     const std::string file = join_path(folder, "config.json");
     const Result<std::string> text = read_text_file(file, kConfigBytesMax);
     if (!text.ok()) {

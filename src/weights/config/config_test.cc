@@ -192,7 +192,7 @@ TEST(Config, MissingFolder) {
     const Result<ModelConfig> config = load_model_config("/nonexistent/model");
     ASSERT_FALSE(config.ok());
     EXPECT_EQ(config.status().code(), StatusCode::kNotFound);
-    EXPECT_THAT(config.status().message(), HasSubstr("/nonexistent/model/config.json"));
+    EXPECT_THAT(config.status().message(), HasSubstr("/nonexistent/model: there is no such model folder"));
 }
 
 TEST(Config, FileThatIsNoFile) {
