@@ -46,12 +46,18 @@ std::optional<ApiError> resolve_max_tokens(const OpenAiConfig& config, size_t pr
     const int64_t total =
         static_cast<int64_t>(prompt_tokens) + std::max<int64_t>(asked, common.sampling.min_tokens);
     if (total > config.max_model_len) {
+        // The field that is at fault: the prompt where it leaves no room at all, else what asks for the
+        // answer.
+        const bool no_room = static_cast<int64_t>(prompt_tokens) >= config.max_model_len;
+        const std::string_view limit =
+            common.sampling.min_tokens > asked ? "min_tokens" : common.max_tokens_field;
         return invalid_field(
-            std::string(prompt_field),
+            std::string(no_room ? prompt_field : limit),
             fmt::format(
                 "this model's context is {} tokens, and the request needs {}: {} of the prompt and at least "
-                "{} of the answer. Shorten the prompt or lower max_tokens",
-                config.max_model_len, total, prompt_tokens, total - static_cast<int64_t>(prompt_tokens)),
+                "{} of the answer. Shorten the prompt{}",
+                config.max_model_len, total, prompt_tokens, total - static_cast<int64_t>(prompt_tokens),
+                no_room ? std::string() : fmt::format(" or lower {}", limit)),
             "context_length_exceeded");
     }
     const int64_t rest = config.max_model_len - static_cast<int64_t>(prompt_tokens);
@@ -140,13 +146,24 @@ void reject(const Context& context, HttpExchange& exchange, const ApiError& erro
 // ---------------------------------------------------------------------------------------------------------------
 // Chat
 
-// The tokens that open a call, up to the name (required) or through <tool_sep> and its newline (named), as
+// The function that a forced call must name; empty where `required` leaves a choice between several.
+std::string_view forced_name(const ChatRequest& chat) {
+    if (chat.tool_choice == ToolChoice::kNamed) {
+        return chat.tool_name;
+    }
+    const std::span<const json::Value> tools = chat.prompt.input.tools->items();
+    return tools.size() == 1 ? std::string_view(tools[0].find("function")->find("name")->as_string())
+                             : std::string_view();
+}
+
+// The tokens that open a call, up to the name or, where it is known, through <tool_sep> and its newline, as
 // the format writes them; where reasoning comes first they wait for its end.
 std::optional<ApiError> force_call(const Context& context, const ChatRequest& chat, OutputStart start,
                                    ForcedTokens& forced) {
     std::string text = context.tokens.tool_calls_begin + "\n" + context.tokens.tool_call_begin;
-    if (chat.tool_choice == ToolChoice::kNamed) {
-        text += chat.tool_name + context.tokens.tool_sep + "\n";
+    if (const std::string_view name = forced_name(chat); !name.empty()) {
+        text += name;
+        text += context.tokens.tool_sep + "\n";
     }
     Result<std::vector<TokenId>> ids = context.tokenizer.encode(text);
     if (!ids.ok()) {

@@ -115,7 +115,9 @@ def test_prompt_longer_than_the_model(api_server):
     for path, body, param in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "goat " * 200_000}]}, "messages"),
         ("/v1/completions", {"prompt": "goat " * 200_000}, "prompt"),
-        ("/v1/chat/completions", {**CHAT, "max_tokens": 2**30}, "messages"),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 2**30}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 2**30}, "max_tokens"),
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 2**30}, "max_completion_tokens"),
     ):
         status, answer = api_server.post(path, body)
         expect_error(status, answer, param)

@@ -165,6 +165,9 @@ def test_forced_tool_choice(chat):
         (call,) = named.choices[0].message.tool_calls
         assert call.function.name == "set_timer"
         assert isinstance(json.loads(call.function.arguments), dict)
+    # The demonstration model would choose another tool.
+    single = chat(question, tools=[WEATHER], tool_choice="required", temperature=0, reasoning_effort="none")
+    assert single.choices[0].message.tool_calls[0].function.name == "get_weather"
     free = chat("What is the weather in Lisbon?", tools=[WEATHER], tool_choice="none")
     assert not free.choices[0].message.tool_calls
 

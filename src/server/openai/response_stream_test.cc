@@ -176,7 +176,11 @@ TEST(ResponseStream, ToolChoiceForcesTheOpeningTokens) {
         return Script{.tokens = init.sampling.forced.tokens};
     });
     const std::string required = tokens().tool_calls_begin + "\n" + tokens().tool_call_begin;
+    // Of one tool the name is known; of two the model chooses.
     fixture.ask(kChat, body(std::string(kTools) + R"("tool_choice":"required",)"));
+    EXPECT_EQ(seen.tokens, demo_ids(required + "get_weather" + tokens().tool_sep + "\n"));
+    fixture.ask(kChat, body(R"("tools":[{"type":"function","function":{"name":"a"}},)"
+                            R"({"type":"function","function":{"name":"b"}}],"tool_choice":"required",)"));
     EXPECT_EQ(seen.tokens, demo_ids(required));
     EXPECT_EQ(seen.after, -1);
     const std::string named = R"("tool_choice":{"type":"function","function":{"name":"get_weather"}},)";

@@ -233,6 +233,7 @@ CommonFields read_common_fields(FieldReader& reader, const OpenAiConfig& config)
     }
     if (auto tokens = reader.integer("max_completion_tokens", 1, kInt32Max)) {
         out.max_tokens = narrow(*tokens);
+        out.max_tokens_field = "max_completion_tokens";
     }
     if (out.max_tokens && out.sampling.min_tokens > *out.max_tokens) {
         reader.fail("min_tokens", fmt::format("'min_tokens' ({}) must not be above the token limit ({})",

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "server/openai/fields.h"
@@ -12,8 +13,9 @@
 namespace tessera {
 
 struct CommonFields {
-    SamplingParams sampling;            // but max_tokens, seed, logprobs and forced
-    std::optional<int32_t> max_tokens;  // absent: the rest of the context
+    SamplingParams sampling;                           // but max_tokens, seed, logprobs and forced
+    std::optional<int32_t> max_tokens;                 // absent: the rest of the context
+    std::string_view max_tokens_field = "max_tokens";  // which of its two names the client used
     std::optional<int64_t> seed;
     int32_t n = 1;
     std::vector<std::string> stop;

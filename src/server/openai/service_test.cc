@@ -41,7 +41,11 @@ TEST(OpenAiService, SaysBothNumbersWhenTheContextIsTooShort) {
     auto answer = fixture.ask(kPosts[0], chat);
     EXPECT_EQ(answer->status(), 400);
     EXPECT_EQ(text_of(answer->json(), "code"), "context_length_exceeded");
+    EXPECT_EQ(text_of(answer->json(), "param"), "max_tokens");
     EXPECT_NE(text_of(answer->json(), "message").find("2048"), std::string::npos);
+    answer = fixture.ask(kPosts[0],
+                         R"({"messages":[{"role":"user","content":"hi"}],"max_completion_tokens":2048})");
+    EXPECT_EQ(text_of(answer->json(), "param"), "max_completion_tokens");
     std::string words;
     for (int i = 0; i < 3000; ++i) {
         words += "goat ";
@@ -51,6 +55,7 @@ TEST(OpenAiService, SaysBothNumbersWhenTheContextIsTooShort) {
     EXPECT_EQ(text_of(answer->json(), "code"), "context_length_exceeded");
     EXPECT_EQ(text_of(answer->json(), "param"), "prompt");
     answer = fixture.ask(kPosts[1], R"({"prompt":"x","min_tokens":2048})");
+    EXPECT_EQ(text_of(answer->json(), "param"), "min_tokens");
     EXPECT_EQ(text_of(answer->json(), "code"), "context_length_exceeded");
 }
 
