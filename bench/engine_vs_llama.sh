@@ -9,6 +9,14 @@ cd "$(dirname "$0")/.."
 model=${1:-models/demo}
 tessera=${2:-build/release/tessera}
 venv=${PEER_VENV:-build/peers}
+if [ ! -f "$model/config.json" ]; then
+    echo "bench/engine_vs_llama.sh: $model is no model folder: it has no config.json" >&2
+    exit 2
+fi
+if ! command -v "$tessera" >/dev/null; then
+    echo "bench/engine_vs_llama.sh: $tessera is no program: build it with make build" >&2
+    exit 2
+fi
 mkdir -p build
 out=$(mktemp build/engine_vs_llama.XXXXXX)
 if ! "$venv/bin/python" -c 'import llama_cpp' 2>/dev/null; then

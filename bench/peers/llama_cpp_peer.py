@@ -17,9 +17,12 @@ import sys
 import time
 from pathlib import Path
 
-import gguf
-import llama_cpp
-import numpy as np
+try:
+    import gguf
+    import llama_cpp
+    import numpy as np
+except ImportError as error:
+    sys.exit(f"bench/peers/llama_cpp_peer.py: {error}: bench/engine_vs_llama.sh installs what it needs")
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -238,9 +241,15 @@ def time_decode(model, prompts, batch, arguments):
     return best * 1e6
 
 
+def model_folder(text):
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such model folder")
+    return Path(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=model_folder)
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--batch", default="1,16")

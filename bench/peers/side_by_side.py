@@ -6,8 +6,13 @@ import sys
 
 
 def main():
-    with open(sys.argv[1]) as file:
-        lines = [json.loads(line) for line in file]
+    if len(sys.argv) != 2:
+        sys.exit("usage: bench/peers/side_by_side.py FILE")
+    try:
+        with open(sys.argv[1]) as file:
+            lines = [json.loads(line) for line in file]
+    except (OSError, ValueError) as error:
+        sys.exit(f"{sys.argv[1]}: {error}")
     tasks = {}
     for line in lines:
         task = (line["prompt_tokens"], line["context"], line["batch"])

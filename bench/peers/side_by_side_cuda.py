@@ -12,6 +12,7 @@ import argparse
 import datetime
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 
@@ -83,6 +84,8 @@ def main():
     parser.add_argument("--append", help="file of JSON lines")
     parser.add_argument("--commit", default=commit(), help="written into the lines")
     options = parser.parse_args()
+    if not shutil.which(options.binary):
+        sys.exit(f"{options.binary}: is no program; build it with PRESET=cuda make build")
     try:
         timing = importlib.import_module("cuda_peer")
         families = load_families(options.family or FAMILIES)

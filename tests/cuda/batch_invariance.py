@@ -11,6 +11,7 @@ import concurrent.futures
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -106,6 +107,8 @@ def main():
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--plain", action="store_true", help="without --deterministic: only counts")
     arguments = parser.parse_args()
+    if not shutil.which(arguments.binary):
+        sys.exit(f"{arguments.binary}: is no program; build it with PRESET=cuda make build")
     requests, expected, failed = prompts()[-arguments.requests :], None, 0
     for name, at_a_time, flags in [run for run in RUNS if run is RUNS[0] or arguments.runs in run[0]]:
         if not arguments.plain:

@@ -9,13 +9,17 @@ import argparse
 import json
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 import urllib.request
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    sys.exit("tests/cuda/goldens_cuda.py: needs NumPy: python3 -m pip install numpy")
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "golden" / "data"
@@ -222,6 +226,8 @@ def main():
     parser.add_argument("--calibration", default=str(ROOT / "models" / "demo" / "calibration.jsonl"))
     parser.add_argument("--recall", action="store_true", help="also the recall sets and the case of 30,718 tokens")
     arguments = parser.parse_args()
+    if not shutil.which(arguments.binary):
+        sys.exit(f"{arguments.binary}: is no program; build it with PRESET=cuda make build")
     tessera, checks = Tessera(arguments.binary, arguments.model, arguments.kv_cache_dtype), Checks()
     every = json.loads((DATA / "model.json").read_text())["cases"]
     cases = [case for case in every if len(case["prompt_ids"]) < LONG_CASE_TOKENS]
