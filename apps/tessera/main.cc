@@ -1,8 +1,10 @@
 // tessera: one binary, a subcommand a file (subcommands.h).
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <new>
 #include <string_view>
+#include <system_error>
 
 #include "subcommands.h"
 
@@ -45,10 +47,34 @@ void print_help(std::FILE* out) {
     std::_Exit(1);
 }
 
+// Threads are the one thing of the standard library that the system may refuse by an exception.
+[[noreturn]] void ended() {
+    try {
+        if (const std::exception_ptr error = std::current_exception(); error != nullptr) {
+            std::rethrow_exception(error);
+        }
+    } catch (const std::system_error& error) {
+        if (error.code() == std::errc::resource_unavailable_try_again) {
+            std::fputs(
+                "tessera: the system starts no more threads: lower --threads, or raise this process's "
+                "limits\n",
+                stderr);
+            std::_Exit(1);
+        }
+        std::fprintf(stderr, "tessera: %s\n", error.what());
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "tessera: %s\n", error.what());
+    } catch (...) {
+        std::fputs("tessera: an unknown exception\n", stderr);
+    }
+    std::abort();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     std::set_new_handler(out_of_memory);
+    std::set_terminate(ended);
     const std::string_view name = argc > 1 ? argv[1] : "";
     if (name == "--help" || name == "-h" || name == "help") {
         print_help(stdout);

@@ -223,7 +223,7 @@ Result<std::unique_ptr<Hy3Model>> Hy3Model::create(const ModelConfig& config, co
     if (!packed.ok()) {
         return packed.status();
     }
-    Result<Workspace> work = Workspace::create(config, options);
+    Result<Workspace> work = Workspace::create(config, options, pool.size());
     if (!work.ok()) {
         return work.status();
     }

@@ -23,12 +23,16 @@ MoeShape moe_shape(const ModelConfig& config, const ModelOptions& options) {
 
 }  // namespace
 
-Result<Workspace> Workspace::create(const ModelConfig& config, const ModelOptions& options) {
+Result<Workspace> Workspace::create(const ModelConfig& config, const ModelOptions& options, int threads) {
     Result<MoeWorkspace> experts = MoeWorkspace::create(moe_shape(config, options));
     if (!experts.ok()) {
         return experts.status();
     }
     Workspace work(experts.take());
+    if (Status status = work.plan.reserve({config.num_heads, config.num_kv_heads, config.head_dim}, threads);
+        !status.ok()) {
+        return status;
+    }
     const int64_t tokens = options.tokens_max;
     int64_t floats = 0;
     const auto reserve = [&](int64_t width) {

@@ -16,7 +16,7 @@ namespace tessera {
 
 // Allocated once for tokens_max rows; every pass writes what it reads.
 struct Workspace {
-    static Result<Workspace> create(const ModelConfig& config, const ModelOptions& options);
+    static Result<Workspace> create(const ModelConfig& config, const ModelOptions& options, int threads);
 
     HostBuffer memory;
     float* residual = nullptr;        // [T, hidden]

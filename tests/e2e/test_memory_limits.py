@@ -41,6 +41,11 @@ def test_generate_runs_where_its_flags_make_the_pool_small():
     assert run("generate", MODEL, *flags, "--threads", "1", bytes_max=1 << 30).returncode == 0
 
 
+def test_threads_that_cannot_be_started_are_a_message():
+    done = run("generate", MODEL, "--prompt", "hi", "--threads", "64", bytes_max=400 << 20)
+    assert done.returncode == 1 and "lower --threads" in done.stderr, done.stderr
+
+
 def test_bench_engine_refuses_what_is_larger_than_the_machine():
     flags = ["--prompt-tokens", "16", "--batch", "1024", "--context", "32000", "--rounds", "1", "--steps", "1"]
     done = run("bench", "engine", MODEL, *flags)

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/status.h"
 #include "device/host_buffer.h"
 #include "ops/common/fetch_ahead.h"
 #include "ops/op_context.h"
@@ -59,6 +60,8 @@ struct AttentionShape {
 // The memory only grows, so a steady state allocates nothing. One owner; not shared by concurrent calls.
 class AttentionPlan {
   public:
+    // Takes the threads' memory ahead of the first build(), which would take it without a Status.
+    Status reserve(const AttentionShape& shape, int threads);
     // Longest items first. `sequences` must stay as they are while the plan is used.
     void build(const AttentionShape& shape, std::span<const AttentionSequence> sequences, int threads);
 

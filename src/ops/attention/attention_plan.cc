@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <fmt/format.h>
 
 #include "base/check.h"
 #include "ops/attention/attention.h"
@@ -21,7 +22,23 @@ void check_sequence(const AttentionSequence& sequence) {
           "attention: the page table is shorter than the sequence");
 }
 
+int64_t scratch_bytes_of(int64_t floats, int threads) {
+    return floats * threads * static_cast<int64_t>(sizeof(float));
+}
+
 }  // namespace
+
+Status AttentionPlan::reserve(const AttentionShape& shape, int threads) {
+    AttentionScratch::at(nullptr, shape, &scratch_floats_);
+    Result<HostBuffer> scratch = HostBuffer::allocate(
+        scratch_bytes_of(scratch_floats_, threads),
+        fmt::format("the attention's workspaces of {} threads", threads), "lower --threads");
+    if (!scratch.ok()) {
+        return scratch.status();
+    }
+    scratch_ = scratch.take();
+    return {};
+}
 
 void AttentionPlan::build(const AttentionShape& shape, std::span<const AttentionSequence> sequences,
                           int threads) {
@@ -83,7 +100,7 @@ void AttentionPlan::build(const AttentionShape& shape, std::span<const Attention
                      [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
 
     AttentionScratch::at(nullptr, shape, &scratch_floats_);
-    const int64_t scratch_bytes = scratch_floats_ * threads * static_cast<int64_t>(sizeof(float));
+    const int64_t scratch_bytes = scratch_bytes_of(scratch_floats_, threads);
     if (scratch_.bytes() < scratch_bytes) {
         scratch_ = HostBuffer(scratch_bytes);
     }
