@@ -6,7 +6,7 @@ from source import CPP, Problem
 
 GLOBBED = re.compile(  # what CMake finds by itself
     r"^src/\w+/.*\.(cc|cu)$|^apps/tessera/(\w+/)?\w+\.cc$|^tests/(golden|sim|regress)/\w+\.cc$"
-    r"|^tests/fuzz/\w+_fuzz\.cc$|^tests/e2e/test_\w+\.py$"
+    r"|^tests/fuzz/\w+_fuzz\.cc$|^tests/(e2e|regress)/test_\w+\.py$"
 )
 CHECKED = (*CPP, ".py", ".md", ".js", ".css", ".html", ".sh", ".cmake")
 
