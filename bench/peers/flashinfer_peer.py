@@ -19,6 +19,11 @@ def peers(case):
         yield "FlashInfer FA2", lambda: prefill(case, "fa2")
         if not case.fp8:
             yield "FlashInfer FA3", lambda: prefill(case, "fa3")
+    if case.op == "rms_norm" and "add" in case.words and not {"and", "scales"} & set(case.words):
+        yield "FlashInfer", lambda: norm(case)
+    if case.op == "sample" and not {"penalties", "everything"} & set(case.words):
+        if "temperature" in case.words or {"top_k=50", "top_p=0.95"} <= set(case.words):
+            yield "FlashInfer", lambda: sample(case)
 
 
 def paged(case, lengths):
@@ -101,3 +106,21 @@ def prefill(case, backend):
     q = random(queries, q_heads, 128)
     out = torch.empty_like(q)
     return lambda: wrapper.run(q, (kv[0], kv[1]), out=out)
+
+
+def norm(case):
+    rows, width = case.n["rows"], case.n["width"]
+    x, residual, weight = random(rows, width), random(rows, width), random(width)
+    if not case.fp8:
+        return lambda: flashinfer.norm.fused_add_rmsnorm(x, residual, weight, 1e-5, enable_pdl=True)
+    out = torch.empty(rows, width, device="cuda", dtype=FP8)
+    scale = torch.tensor([0.013], device="cuda")
+    return lambda: flashinfer.norm.fused_add_rmsnorm_quant(out, x, residual, weight, scale, 1e-5, enable_pdl=True)
+
+
+def sample(case):
+    """The logits come divided by their temperature: FlashInfer's samplers do not divide."""
+    logits = torch.rand(case.n["rows"], case.n["vocab"], device="cuda") * 24 - 12
+    if "temperature" in case.words:
+        return lambda: flashinfer.sampling.sampling_from_logits(logits, seed=1, offset=0)
+    return lambda: flashinfer.sampling.top_k_top_p_sampling_from_logits(logits, 50, 0.95, seed=1, offset=0)
