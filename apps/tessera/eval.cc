@@ -1,6 +1,5 @@
 // tessera eval: exact answers on task sets, teacher-forced.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fmt/format.h>
@@ -103,32 +102,26 @@ Result<std::vector<Case>> read_cases(const std::string& path, const ModelConfig&
     return cases;
 }
 
-// One prefill of prompt and answer; the distribution before each answer token is compared with it. Fails
-// where one is not numbers.
+// One prefill of prompt and answer; the distribution before each answer token is compared with it.
 Status run_case(Scorer& scorer, const Case& one, bool mtp, Tally& tally) {
     std::vector<TokenId> tokens = one.prompt;
     tokens.insert(tokens.end(), one.answer.begin(), one.answer.end() - 1);
     const auto first = static_cast<int32_t>(one.prompt.size()) - 1;
     bool exact = true;
-    int32_t nan_position = -1;
-    scorer.run(tokens, first, mtp,
-               [&](int32_t position, std::span<const float> logits, std::span<const float> draft) {
-                   const auto j = static_cast<size_t>(position - first);
-                   if (nan_position < 0 && std::isnan(log_sum_exp(logits))) {
-                       nan_position = position;
-                   }
-                   const bool right = argmax(logits) == one.answer[j];
-                   exact = exact && right;
-                   tally.tokens_right += right;
-                   // The MTP row at this position was fed with answer token j (the last one with the greedy
-                   // token) and is about answer token j + 1.
-                   if (mtp && j + 1 < one.answer.size()) {
-                       ++tally.drafts;
-                       tally.drafts_right += argmax(draft) == one.answer[j + 1];
-                   }
-               });
-    if (nan_position >= 0) {
-        return data_loss(fmt::format("the logits at position {} are not numbers (NaN)", nan_position));
+    const Status status = scorer.run(tokens, first, mtp, [&](const Scorer::Row& row) {
+        const auto j = static_cast<size_t>(row.position - first);
+        const bool right = argmax(row.logits) == one.answer[j];
+        exact = exact && right;
+        tally.tokens_right += right;
+        // The MTP row at this position was fed with answer token j (the last one with the greedy token) and
+        // is about answer token j + 1.
+        if (mtp && j + 1 < one.answer.size()) {
+            ++tally.drafts;
+            tally.drafts_right += argmax(row.mtp) == one.answer[j + 1];
+        }
+    });
+    if (!status.ok()) {
+        return status;
     }
     tally.tokens += static_cast<int64_t>(one.answer.size());
     tally.exact += exact;

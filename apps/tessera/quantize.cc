@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdio>
 #include <fmt/format.h>
+#include <functional>
 #include <memory>
 #include <unistd.h>
 
@@ -128,8 +129,11 @@ Status observe(const LoadedModel& loaded, const std::vector<std::vector<TokenId>
     Progress progress("observing activations");
     for (size_t i = 0; i < samples.size(); ++i) {
         progress.show(static_cast<int64_t>(i), static_cast<int64_t>(samples.size()));
-        scorer->run(samples[i], static_cast<int32_t>(samples[i].size()), loaded.config.num_mtp_layers > 0,
-                    [](int32_t, std::span<const float>, std::span<const float>) {});
+        const Status status = scorer->run(samples[i], static_cast<int32_t>(samples[i].size()),
+                                          loaded.config.num_mtp_layers > 0, [](const Scorer::Row&) {});
+        if (!status.ok()) {
+            return status;
+        }
     }
     progress.show(1, 1);
     return {};
@@ -183,6 +187,14 @@ Result<LoadedModel> load(const Arguments& arguments) {
     return load_model(arguments.model, {.threads = resolve_threads(arguments.threads), .progress = show_end});
 }
 
+// Shows how much is written, and stops the writer at a signal.
+std::function<bool(int64_t, int64_t)> show_until_signal(Progress& writing, const Interrupts& interrupts) {
+    return [&](int64_t done, int64_t total) {
+        writing.show(done, total);
+        return interrupts.noted() == 0;
+    };
+}
+
 // Makes a folder and removes it again, so that no signal may come between.
 Status check_out(const Arguments& arguments, Interrupts& interrupts) {
     const Interrupts::Writing trial(interrupts);
@@ -205,11 +217,7 @@ Status quantize_w4a8(const Arguments& arguments, Interrupts& interrupts) {
     const Interrupts::Writing begun(interrupts);
     const Status status = export_w4a8(*loaded,
                                       {.shard_bytes_max = static_cast<int64_t>(arguments.shard_gb * 1e9),
-                                       .progress =
-                                           [&](int64_t done, int64_t total) {
-                                               writing.show(done, total);
-                                               return interrupts.noted() == 0;
-                                           }},
+                                       .progress = show_until_signal(writing, interrupts)},
                                       arguments.out, pool);
     if (status.ok()) {
         std::fprintf(stderr, "%s: %.1f s\n", arguments.out.c_str(), seconds(now_ns() - started));
@@ -264,11 +272,7 @@ Status quantize_fp8(const Arguments& arguments, Interrupts& interrupts) {
     const Status status = export_fp8(*loaded,
                                      {.layers = *measured,
                                       .shard_bytes_max = static_cast<int64_t>(arguments.shard_gb * 1e9),
-                                      .progress =
-                                          [&](int64_t done, int64_t total) {
-                                              writing.show(done, total);
-                                              return interrupts.noted() == 0;
-                                          }},
+                                      .progress = show_until_signal(writing, interrupts)},
                                      arguments.out, pool);
     if (status.ok()) {
         std::fprintf(stderr, "%s: %zu samples, %.1f s\n", arguments.out.c_str(), samples->size(),

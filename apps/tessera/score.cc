@@ -1,6 +1,5 @@
 // tessera score: log-probabilities of given token ids, position by position.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <fmt/format.h>
 
@@ -67,31 +66,23 @@ class Line {
   public:
     Line(const std::vector<TokenId>& ids, const Arguments& arguments) : ids_(ids), arguments_(arguments) {}
 
-    void visit(int32_t position, std::span<const float> logits, std::span<const float> mtp) {
-        const char* separator = position == 0 ? "" : ",";
-        const auto sum = log_sum_exp(logits);
-        if (std::isnan(sum)) {
-            nan_position_ = nan_position_ < 0 ? position : nan_position_;
-            return;
-        }
-        const std::vector<TokenLogprob> top = top_logprobs(logits, arguments_.top);
+    void visit(const Scorer::Row& row) {
+        const char* separator = row.position == 0 ? "" : ",";
+        const std::vector<TokenLogprob> top = top_logprobs(row.logits, arguments_.top);
         top_ids_ += separator;
         append_ids(top_ids_, top);
         top_logprobs_ += separator;
         append_floats(top_logprobs_, top);
-        const auto next = static_cast<size_t>(position) + 1;
+        const auto next = static_cast<size_t>(row.position) + 1;
         if (next < ids_.size()) {
-            const float logit = logits[static_cast<size_t>(ids_[next])];
-            fmt::format_to(std::back_inserter(token_logprobs_), ",{:.6f}", logit - sum);
+            const float logit = row.logits[static_cast<size_t>(ids_[next])];
+            fmt::format_to(std::back_inserter(token_logprobs_), ",{:.6f}", logit - row.log_sum_exp);
         }
-        if (!mtp.empty()) {
+        if (!row.mtp.empty()) {
             mtp_ids_ += separator;
-            append_ids(mtp_ids_, top_logprobs(mtp, kMtpTop));
+            append_ids(mtp_ids_, top_logprobs(row.mtp, kMtpTop));
         }
     }
-
-    // The first position whose logits hold a NaN; -1: none.
-    int32_t nan_position() const { return nan_position_; }
 
     void print(size_t index) const {
         std::string line =
@@ -108,7 +99,6 @@ class Line {
   private:
     const std::vector<TokenId>& ids_;
     const Arguments& arguments_;
-    int32_t nan_position_ = -1;
     std::string token_logprobs_ = "null", top_ids_, top_logprobs_, mtp_ids_;
 };
 
@@ -148,13 +138,10 @@ int run_score(int argc, char** argv) {
     }
     for (size_t i = 0; i < sequences->size(); ++i) {
         Line line((*sequences)[i], arguments);
-        scorer->run((*sequences)[i], 0, arguments.mtp,
-                    [&](int32_t position, std::span<const float> logits, std::span<const float> mtp) {
-                        line.visit(position, logits, mtp);
-                    });
-        if (line.nan_position() >= 0) {
-            return fail(data_loss(fmt::format("sequence {}: the logits at position {} are not numbers (NaN)",
-                                              i, line.nan_position())));
+        const Status status =
+            scorer->run((*sequences)[i], 0, arguments.mtp, [&](const Scorer::Row& row) { line.visit(row); });
+        if (!status.ok()) {
+            return fail(data_loss(fmt::format("sequence {}: {}", i, status.message())));
         }
         line.print(i);
     }

@@ -9,6 +9,9 @@
 
 namespace tessera {
 
+namespace {
+
+// log_softmax in float32 with a float64 sum.
 float log_sum_exp(std::span<const float> logits) {
     const float top = *std::max_element(logits.begin(), logits.end());
     double sum = 0;
@@ -17,6 +20,8 @@ float log_sum_exp(std::span<const float> logits) {
     }
     return top + static_cast<float>(std::log(sum));
 }
+
+}  // namespace
 
 std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, int32_t count) {
     std::vector<TokenId> ids(logits.size());
@@ -69,7 +74,7 @@ Scorer::Scorer(Hy3Model& model, int32_t chunk_tokens, int64_t pages, std::unique
     std::iota(pages_.begin(), pages_.end(), 0);
 }
 
-void Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit) {
+Status Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit) {
     const auto length = static_cast<int32_t>(tokens.size());
     check(length >= 1 && length < static_cast<int32_t>(pages_.size() * kPageTokens),
           "scorer: sequence too long");
@@ -101,10 +106,17 @@ void Scorer::run(std::span<const TokenId> tokens, int32_t first_visited, bool mt
                 continue;
             }
             const std::span logits(memory_.logits.as<float>() + i * vocab, vocab);
-            const std::span mtp_logits(memory_.mtp_logits.as<float>() + i * vocab, mtp ? vocab : 0);
-            visit(position, logits, mtp_logits);
+            const float sum = log_sum_exp(logits);
+            if (std::isnan(sum)) {
+                return data_loss(fmt::format("the logits at position {} are not numbers (NaN)", position));
+            }
+            visit({.position = position,
+                   .logits = logits,
+                   .log_sum_exp = sum,
+                   .mtp = {memory_.mtp_logits.as<float>() + i * vocab, mtp ? vocab : 0}});
         }
     }
+    return {};
 }
 
 void Scorer::run_mtp(std::span<const TokenId> tokens, Chunk chunk, std::span<const int32_t> rows,

@@ -12,17 +12,19 @@
 
 namespace tessera {
 
-// Log-probabilities of a row of logits: log_softmax in float32 with a float64 sum.
-float log_sum_exp(std::span<const float> logits);
 // The `count` largest, most probable first, ties to the lowest id; values are log-probabilities.
 std::vector<TokenLogprob> top_logprobs(std::span<const float> logits, int32_t count);
 TokenId argmax(std::span<const float> logits);  // ties to the lowest id
 
 class Scorer {
   public:
-    // Logits of a position. `mtp` is empty unless asked for; mtp[v] is about the token two positions on.
-    using Visit =
-        std::function<void(int32_t position, std::span<const float> logits, std::span<const float> mtp)>;
+    struct Row {
+        int32_t position = 0;
+        std::span<const float> logits;
+        float log_sum_exp = 0;       // of the logits
+        std::span<const float> mtp;  // empty unless asked for; mtp[v] is about the token two positions on
+    };
+    using Visit = std::function<void(const Row& row)>;
 
     // For sequences of up to `tokens_max` tokens; the pool is allocated here, and refused where it does not
     // fit. REQUIRES: the model's logit_rows_max is at least its tokens_max.
@@ -30,8 +32,8 @@ class Scorer {
 
     // One prefill of `tokens` in chunks. `visit` sees the positions from `first_visited` on, in order. With
     // mtp the MTP layer runs over every position t, fed with token t + 1; at the last one with the greedy
-    // token.
-    void run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit);
+    // token. Ends with an error at the first of these positions whose logits are not numbers.
+    Status run(std::span<const TokenId> tokens, int32_t first_visited, bool mtp, const Visit& visit);
 
   private:
     struct Memory {
