@@ -33,6 +33,10 @@ class OwningRunner final : public Runner {
     std::unique_ptr<Runner> runner_;
 };
 
+bool takes_rest_of_device(const EngineOptions& options) {
+    return options.device == "cuda" && options.num_pages == 0 && options.kv_cache_bytes == 0;
+}
+
 // The pool's pages as asked for; 0 = on CUDA, what the device has left.
 int64_t wanted_pages(const EngineOptions& options, int64_t needed, int64_t page_bytes) {
     if (options.num_pages > 0) {
@@ -48,9 +52,7 @@ int64_t wanted_pages(const EngineOptions& options, int64_t needed, int64_t page_
 // memory decides.
 Status check_pool(int64_t pages, int32_t max_model_len, int64_t page_bytes, const EngineOptions& options) {
     const int64_t needed = (max_model_len + kPageTokens - 1) / kPageTokens;
-    const bool rest_of_device =
-        options.device == "cuda" && options.num_pages == 0 && options.kv_cache_bytes == 0;
-    const std::string flag = rest_of_device ? "--gpu-memory-utilization" : options.pool_flag;
+    const std::string flag = takes_rest_of_device(options) ? "--gpu-memory-utilization" : options.pool_flag;
     if (pages < needed) {
         const std::string shorter =
             pages > 0 ? fmt::format(" or lower --max-model-len to at most {}", pages * kPageTokens) : "";
@@ -72,8 +74,7 @@ Result<std::unique_ptr<Runner>> make_runner(ModelBundle model, const EngineOptio
     const int64_t page_bytes = model.model->page_format().page_bytes();
     const int64_t needed = (bundle.max_model_len + kPageTokens - 1) / kPageTokens;
     const int64_t wanted = wanted_pages(options, needed, page_bytes);
-    const bool rest_of_device = options.device == "cuda" && wanted == 0 && options.kv_cache_bytes == 0;
-    if (!rest_of_device) {
+    if (!takes_rest_of_device(options)) {
         if (Status status = check_pool(wanted, bundle.max_model_len, page_bytes, options); !status.ok()) {
             return status;
         }
