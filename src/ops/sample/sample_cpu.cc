@@ -187,6 +187,19 @@ HWY_INLINE V unrounded_weights(D d, const SampleWeights& weigh, V x, V best) {
     return hn::BitCast(d, hn::Add(hn::BitCast(du, p), hn::ShiftLeft<23>(hn::BitCast(du, shifted))));
 }
 
+// A tile's sum of weights, as sums of their low and their high 16 bits: neither overflows within a tile.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void add_halves(D du, V weight, V& low, V& high) {
+    low = hn::Add(low, hn::And(weight, hn::Set(du, 0xFFFF)));
+    high = hn::Add(high, hn::ShiftRight<16>(weight));
+}
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE uint64_t sum_of_halves(D du, V low, V high) {
+    const uint64_t low_sum = hn::GetLane(hn::SumOfLanes(du, low));
+    const uint64_t high_sum = hn::GetLane(hn::SumOfLanes(du, high));
+    return low_sum + (high_sum << 16);
+}
+
 // The integer weights of a tile's tokens, and their sum.
 void weigh_tile(const SampleRowArgs& row, const SampleMemory& memory, int64_t tile, float best, float min_p) {
     const hn::ScalableTag<float> d;
@@ -195,19 +208,16 @@ void weigh_tile(const SampleRowArgs& row, const SampleMemory& memory, int64_t ti
     const SampleWeights weigh(row.temperature);
     const auto most = hn::Set(d, best);
     const auto least = hn::Set(d, min_p * (1 << SampleWeightConstants::kBits));
-    auto low = hn::Zero(du);  // sums of the low and the high 16 bits: no overflow within a tile
+    auto low = hn::Zero(du);
     auto high = low;
     const int64_t end = std::min((tile + 1) * kSampleTile, memory.padded);
     for (int64_t i = tile * kSampleTile; i < end; i += static_cast<int64_t>(hn::Lanes(d))) {
         const auto p = unrounded_weights(d, weigh, hn::LoadU(d, memory.x + i), most);
         const auto weight = hn::NearestInt(hn::IfThenZeroElse(hn::Lt(p, least), p));
         hn::StoreU(weight, di, memory.weights + i);
-        low = hn::Add(low, hn::And(hn::BitCast(du, weight), hn::Set(du, 0xFFFF)));
-        high = hn::Add(high, hn::ShiftRight<16>(hn::BitCast(du, weight)));
+        add_halves(du, hn::BitCast(du, weight), low, high);
     }
-    const uint64_t low_sum = hn::GetLane(hn::SumOfLanes(du, low));
-    const uint64_t high_sum = hn::GetLane(hn::SumOfLanes(du, high));
-    memory.tile_sums[tile] = low_sum + (high_sum << 16);
+    memory.tile_sums[tile] = sum_of_halves(du, low, high);
 }
 
 // Weights by each tile's best.
@@ -257,12 +267,9 @@ void apply_cut(const SampleMemory& memory, const SampleCut& cut) {
             const auto keep = hn::Or(hn::RebindMask(di, hn::Gt(x, logit)), tie);
             const auto weight = hn::IfThenElseZero(keep, hn::LoadU(di, memory.weights + i));
             hn::StoreU(weight, di, memory.weights + i);
-            low = hn::Add(low, hn::And(hn::BitCast(du, weight), hn::Set(du, 0xFFFF)));
-            high = hn::Add(high, hn::ShiftRight<16>(hn::BitCast(du, weight)));
+            add_halves(du, hn::BitCast(du, weight), low, high);
         }
-        const uint64_t low_sum = hn::GetLane(hn::SumOfLanes(du, low));
-        const uint64_t high_sum = hn::GetLane(hn::SumOfLanes(du, high));
-        memory.tile_sums[tile] = low_sum + (high_sum << 16);
+        memory.tile_sums[tile] = sum_of_halves(du, low, high);
     }
 }
 
