@@ -356,23 +356,19 @@ void Binder::check_all_used() {
     }
 }
 
-MlpWeights bind_mlp(Binder& binder, const std::string& prefix, int64_t width) {
+// linear: how one of the three is bound.
+MlpWeights bind_mlp(Binder& binder, const std::string& prefix, int64_t width,
+                    LinearWeights (Binder::*linear)(const std::string&, int64_t, int64_t) = &Binder::linear) {
     const int64_t hidden = binder.config().hidden_size;
     MlpWeights mlp;
-    mlp.gate = binder.linear(prefix + "gate_proj", width, hidden);
-    mlp.up = binder.linear(prefix + "up_proj", width, hidden);
-    mlp.down = binder.linear(prefix + "down_proj", hidden, width);
+    mlp.gate = (binder.*linear)(prefix + "gate_proj", width, hidden);
+    mlp.up = (binder.*linear)(prefix + "up_proj", width, hidden);
+    mlp.down = (binder.*linear)(prefix + "down_proj", hidden, width);
     return mlp;
 }
 
 MlpWeights bind_expert(Binder& binder, const std::string& prefix) {
-    const int64_t hidden = binder.config().hidden_size;
-    const int64_t width = binder.config().moe_intermediate_size;
-    MlpWeights mlp;
-    mlp.gate = binder.expert_linear(prefix + "gate_proj", width, hidden);
-    mlp.up = binder.expert_linear(prefix + "up_proj", width, hidden);
-    mlp.down = binder.expert_linear(prefix + "down_proj", hidden, width);
-    return mlp;
+    return bind_mlp(binder, prefix, binder.config().moe_intermediate_size, &Binder::expert_linear);
 }
 
 // Rows [first, first + rows) of a fused tensor seen as one tall matrix.
