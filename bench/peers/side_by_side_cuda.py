@@ -44,7 +44,7 @@ def our_lines(binary, operators):
 
 
 def measure(line, families, timing):
-    """{peer: (cold us, hot us)}"""
+    """{peer: (cold us, hot us, burst us)}"""
     import torch
     found = {}
     case = timing.Case(line)
@@ -66,9 +66,10 @@ def kept(line):
 
 def print_line(line, peers):
     best = f"{line['peer_us'] / line['us']:.2f}x" if line["peer"] else ""
-    others = ", ".join(f"{peer} {cold:.2f} (hot {hot:.2f})" for peer, (cold, hot) in sorted(peers.items(), key=lambda p: p[1]))
+    others = ", ".join(f"{peer} {cold:.2f} (hot {hot:.2f}{f', burst {burst:.2f}' if burst else ''})"
+                       for peer, (cold, hot, burst) in sorted(peers.items(), key=lambda p: p[1][:2]))
     print(f"{line['op']:<17} {line['shape']:<58} {line['dtype']:<8} {line['us']:>9.2f} {line['hot_us']:>9.2f} "
-          f"{line['floor_us']:>9.2f} {line['of_floor']:>5.0%} {best:>6}  {others}", flush=True)
+          f"{line['burst_us'] or 0:>9.2f} {line['floor_us']:>9.2f} {line['of_floor']:>5.0%} {best:>6}  {others}", flush=True)
 
 
 def commit():
@@ -92,7 +93,7 @@ def main():
     except ImportError as error:
         print(f"skipped all peers: {first_line(error)}")
         timing, families = None, []
-    print(f"{'operator':<17} {'shape':<58} {'dtype':<8} {'us':>9} {'hot_us':>9} {'floor_us':>9} {'floor':>5} "
+    print(f"{'operator':<17} {'shape':<58} {'dtype':<8} {'us':>9} {'hot_us':>9} {'burst_us':>9} {'floor_us':>9} {'floor':>5} "
           f"{'ahead':>6}  peers, cold us")
     wrong = 0
     for line in our_lines(options.binary, options.op):
@@ -104,7 +105,9 @@ def main():
         if peers:
             best = min(peers, key=lambda peer: peers[peer][0])
             line |= {"peer": best, "peer_us": round(peers[best][0], 3),
-                     "peers_us": {peer: round(cold, 3) for peer, (cold, _) in peers.items()}}
+                     "peers_us": {peer: round(cold, 3) for peer, (cold, _, _) in peers.items()}}
+            if line["burst_us"]:
+                line["peers_burst_us"] = {peer: round(burst, 3) for peer, (_, _, burst) in peers.items()}
         line |= {"commit": options.commit, "date": datetime.date.today().isoformat()}
         print_line(line, peers)
         if options.append:

@@ -1,6 +1,8 @@
 #include "ops/cuda/cuda_harness.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "device/cuda/graph.h"
@@ -13,31 +15,60 @@ constexpr int kSetsMax = 512;
 constexpr int kReplays = 25;
 constexpr double kReplayUs = 2000;  // about, of one graph
 constexpr int kLaunchesMax = 2048;  // of one graph
+// Launches as long as this meet the power limit after some tens of milliseconds, so they are replayed for as
+// long as kSustainedUs, and those that compute also once after each of kBursts pauses.
+constexpr double kLongUs = 100;
+constexpr double kSustainedUs = 150e3;
+constexpr int kBursts = 3;
+constexpr auto kPause = std::chrono::milliseconds(110);
 
 double percentile(std::vector<double>& values, double fraction) {
     std::sort(values.begin(), values.end());
     return values[static_cast<size_t>(fraction * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
-// Microseconds a launch, for each replay of a graph of `launches` that takes the sets in turn.
-std::vector<double> replay(const CudaCaseRun& run, cudaStream_t stream, int launches, int sets, int replays) {
-    const Graph graph = Graph::capture(stream, [&] {
-        for (int i = 0; i < launches; ++i) {
-            run.launch(stream, i % sets);
-        }
-    });
-    Event begin(Event::Timing::kOn);
-    Event end(Event::Timing::kOn);
-    graph.launch(stream);
-    std::vector<double> us;
-    for (int i = 0; i < replays; ++i) {
-        begin.record(stream);
-        graph.launch(stream);
-        end.record(stream);
-        end.wait();
-        us.push_back(Event::elapsed_us(begin, end) / launches);
+// A graph of `launches` that takes the sets in turn, replayed once already.
+class Replay {
+  public:
+    Replay(const CudaCaseRun& run, cudaStream_t stream, int launches, int sets)
+        : stream_(stream), launches_(launches), graph_(Graph::capture(stream, [&] {
+              for (int i = 0; i < launches; ++i) {
+                  run.launch(stream, i % sets);
+              }
+          })) {
+        us();
     }
-    return us;
+    // Microseconds a launch.
+    double us() {
+        begin_.record(stream_);
+        graph_.launch(stream_);
+        end_.record(stream_);
+        end_.wait();
+        return Event::elapsed_us(begin_, end_) / launches_;
+    }
+    std::vector<double> us(int replays) {
+        std::vector<double> all;
+        for (int i = 0; i < replays; ++i) {
+            all.push_back(us());
+        }
+        return all;
+    }
+
+  private:
+    cudaStream_t stream_;
+    int launches_;
+    Graph graph_;
+    Event begin_{Event::Timing::kOn};
+    Event end_{Event::Timing::kOn};
+};
+
+double burst_us(Replay& replay) {
+    std::vector<double> all;
+    for (int i = 0; i < kBursts; ++i) {
+        std::this_thread::sleep_for(kPause);
+        all.push_back(replay.us());
+    }
+    return percentile(all, 0.5);
 }
 
 }  // namespace
@@ -49,13 +80,24 @@ int cuda_case_sets(const CudaOpCase& op_case, int64_t l2_bytes) {
 
 CudaTiming time_cuda_case(const CudaCaseRun& run, cudaStream_t stream) {
     run.launch(stream, 0);
-    std::vector<double> first = replay(run, stream, 4, 1, 5);
+    std::vector<double> first = Replay(run, stream, 4, 1).us(5);
     const double estimate = std::max(percentile(first, 0.5), 0.5);
     const int wanted = static_cast<int>(std::min(kReplayUs / estimate, double{kLaunchesMax}));
     const int launches = std::max(wanted / run.sets * run.sets, run.sets);
-    std::vector<double> cold = replay(run, stream, launches, run.sets, kReplays);
-    std::vector<double> hot = replay(run, stream, std::max(wanted, 4), 1, kReplays);
+    const bool sustained = estimate >= kLongUs;
+    const auto replays = [&](int count) {
+        return sustained ? std::max(kReplays, static_cast<int>(kSustainedUs / (estimate * count)) + 1)
+                         : kReplays;
+    };
     CudaTiming timing;
+    Replay in_turn(run, stream, launches, run.sets);
+    const CudaFloor floor = cuda_floor(run, CudaRates{});
+    if (sustained && floor.flops_us > floor.bytes_us) {
+        timing.burst_us = burst_us(in_turn);
+    }
+    std::vector<double> cold = in_turn.us(replays(launches));
+    const int hot_launches = std::max(wanted, 4);
+    std::vector<double> hot = Replay(run, stream, hot_launches, 1).us(replays(hot_launches));
     timing.us = percentile(cold, 0.5);
     timing.p10_us = percentile(cold, 0.1);
     timing.p90_us = percentile(cold, 0.9);

@@ -22,14 +22,16 @@ struct CudaTiming {
     double us = 0;  // median; each launch works on a set of its own
     double p10_us = 0;
     double p90_us = 0;
-    double hot_us = 0;  // median; every launch works on the same set
+    double hot_us = 0;    // median; every launch works on the same set
+    double burst_us = 0;  // cold, after a pause: before the power limit slows the clock; 0: not measured
 };
 
 // Copies of a case's data that together are over three times the level-2 cache, within what is sensible to
 // make.
 int cuda_case_sets(const CudaOpCase& op_case, int64_t l2_bytes);
 
-// Replays graphs of launches; waits for them.
+// Replays graphs of launches, long ones for 0.15 s each way; waits for them. Long launches bound by their
+// operations have a burst too.
 CudaTiming time_cuda_case(const CudaCaseRun& run, cudaStream_t stream);
 
 // The least time that the case can take.

@@ -74,11 +74,14 @@ void print_line(const BenchLine& line, const CudaReportArgs& args) {
     const CudaTiming& t = line.timing;
     const double floor = line.floor.us();
     if (!args.json) {
-        fmt::print("{:<17} {:<58} {:<8} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>6.0f} %\n",
-                   line.entry.name, line.op_case.shape, line.op_case.dtype, t.us, t.p10_us, t.p90_us,
-                   t.hot_us, line.floor.bytes_us, line.floor.flops_us, floor / t.us * 100);
+        const std::string burst = t.burst_us > 0 ? fmt::format("{:.2f}", t.burst_us) : "-";
+        fmt::print(
+            "{:<17} {:<58} {:<8} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9} {:>9.2f} {:>9.2f} {:>6.0f} %\n",
+            line.entry.name, line.op_case.shape, line.op_case.dtype, t.us, t.p10_us, t.p90_us, t.hot_us,
+            burst, line.floor.bytes_us, line.floor.flops_us, floor / t.us * 100);
     } else {
         const auto rounded = [](double value) { return std::round(value * 1000) / 1000; };
+        const json::Value burst = t.burst_us > 0 ? json::Value(rounded(t.burst_us)) : json::Value(nullptr);
         fmt::print("{}\n", json::dump(json::Value::object({{"op", line.entry.name},
                                                            {"shape", line.op_case.shape},
                                                            {"dtype", line.op_case.dtype},
@@ -87,6 +90,7 @@ void print_line(const BenchLine& line, const CudaReportArgs& args) {
                                                            {"p10_us", rounded(t.p10_us)},
                                                            {"p90_us", rounded(t.p90_us)},
                                                            {"hot_us", rounded(t.hot_us)},
+                                                           {"burst_us", burst},
                                                            {"bytes", line.run.bytes},
                                                            {"flops", line.run.flops},
                                                            {"bytes_us", rounded(line.floor.bytes_us)},
@@ -151,9 +155,9 @@ Status bench_cuda_operators(const CudaReportArgs& args) {
         return device.status();
     }
     if (!args.json) {
-        fmt::print("seed {}\n{:<17} {:<58} {:<8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}\n", args.seed,
-                   "operator", "shape", "dtype", "us", "p10_us", "p90_us", "hot_us", "bytes_us", "flops_us",
-                   "of_floor");
+        fmt::print("seed {}\n{:<17} {:<58} {:<8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8}\n",
+                   args.seed, "operator", "shape", "dtype", "us", "p10_us", "p90_us", "hot_us", "burst_us",
+                   "bytes_us", "flops_us", "of_floor");
     }
     const Stream stream;
     int wrong = 0;
