@@ -43,6 +43,7 @@ __device__ __forceinline__ void narrow_queries(uint32_t from, uint32_t to, uint3
         return pack_e4m3x4(low_bf16(low) * factor, high_bf16(low) * factor, low_bf16(high) * factor,
                            high_bf16(high) * factor);
     };
+    __syncwarp();  // its lanes have read the tile's before
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
         store_shared_16(to + swizzle_128(row, i / 4 * 4 + 2 * part + i % 4 / 2),
