@@ -349,6 +349,7 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
         .v_scale = fp8 ? layer.v_scale : 1.0f,
         .page_tables = batch.page_tables,
         .pages_max = pages_max_};
+    // settled: qkv_post writes this step's slots and nothing else; all others are of earlier steps.
     PrefillCudaArgs prefill{.plan = decode_rows_plan(batch),
                             .kv = kv,
                             .q = qkv_,
@@ -356,7 +357,8 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
                             .out = attention_,
                             .out_stride = config_.q_width(),
                             .scale = scale,
-                            .sm_count = device_.sm_count};
+                            .sm_count = device_.sm_count,
+                            .settled = true};
     if (batch.decode_rows > 0 && options_.deterministic) {
         attention_prefill_cuda(stream, prefill);
     } else if (batch.decode_rows > 0) {
@@ -367,7 +369,6 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
                                        .out = attention_,
                                        .out_stride = config_.q_width(),
                                        .scale = scale,
-                                       // qkv_post writes this step's slots; all others are of earlier steps.
                                        .settled = true});
     }
     if (batch.prefill_rows > 0) {

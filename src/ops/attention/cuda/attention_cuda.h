@@ -123,12 +123,17 @@ struct PrefillCudaArgs {
     int64_t out_stride = 0;
     float scale = 0;
     int sm_count = 0;
+    // The plan, page tables and lists were complete before the kernel before this one let this one start, as
+    // in DecodeCudaArgs.
+    bool settled = false;
 };
 
 int32_t prefill_cuda_tile_queries(const AttentionCudaShape& shape);
 int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t sequences_max,
                                      int32_t rows_max);
 void prefill_plan_cuda(cudaStream_t stream, const PrefillPlanCudaArgs& args);
+// May start before the kernel before it in the stream has ended (programmatic dependent launch), and waits
+// for it before it writes anything, or reads anything but what `settled` names.
 void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args);
 
 }  // namespace tessera

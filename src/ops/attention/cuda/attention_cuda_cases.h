@@ -193,7 +193,6 @@ class AttentionCudaCase {
             decode_plan_cuda(stream, decode_plan());
         }
     }
-    // settled: of decode.
     void attend(cudaStream_t stream, int set, bool settled) {
         const PagedKvCuda kv{.pool = pool_->at(0),
                              .page_stride = page_ * size(),
@@ -212,7 +211,8 @@ class AttentionCudaCase {
                                             .out = out_->at(set),
                                             .out_stride = width(),
                                             .scale = scale(),
-                                            .sm_count = sm_count_});
+                                            .sm_count = sm_count_,
+                                            .settled = settled});
         } else {
             attention_decode_cuda(stream, {.plan = decode_plan(),
                                            .kv = kv,

@@ -18,6 +18,7 @@
 #include "ops/attention/cuda/prefill_bring.cuh"
 #include "ops/attention/cuda/prefill_fp8.cuh"
 #include "ops/common/cuda/convert.cuh"
+#include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/tensor_map.h"
 
 namespace tessera::cuda::prefill {
@@ -32,6 +33,9 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
     const int group = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroup, 0);
     if (threadIdx.x == 0) {
         init_barriers<Fp8, Scaled>(base);
+        prefetch_map(&args.q_map);
+        prefetch_map(&args.k_map);
+        prefetch_map(&args.v_map);
     }
     if (Fp8 && threadIdx.x < 64) {
         write_sum_rows(base, static_cast<int>(threadIdx.x));
@@ -40,13 +44,17 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
     if (group == 0) {
         registers_give<Fp8 ? 56 : 40>();
         const int warp = static_cast<int>(threadIdx.x) / kWarp;
-        if (warp == 0) {
+        if (warp == 0) {  // waits for the kernel before by itself
             Bringer<Fp8, Scaled>{.args = args, .base = base}.run();
         } else if (Fp8 && warp <= kTurners) {
             turn_values(args, base, warp - 1);
+        } else {
+            wait_for_previous_kernel();
+            let_next_kernel_start();
         }
     } else {
         registers_take<Fp8 ? 224 : 232>();
+        wait_for_previous_kernel();
         const int thread = static_cast<int>(threadIdx.x) % kGroup;
         using Consumer = std::conditional_t<Fp8, Fp8Consumer<Scaled>, Bf16Consumer>;
         Consumer{{.args = args, .base = base, .index = group - 1, .thread = thread}}.run();
@@ -70,8 +78,11 @@ void launch_prefill(cudaStream_t stream, const KernelArgs& args) {
                                     Layout<Fp8>::kBytes));
     const int64_t tiles = args.plan.items_max * args.prefill.plan.shape.kv_heads;
     const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, args.prefill.sm_count));
-    prefill_kernel<Fp8, Scaled><<<blocks, Layout<Fp8>::kThreads, Layout<Fp8>::kBytes, stream>>>(args);
-    cuda_check_launch();
+    cuda_check(launch_dependent({.grid = dim3(blocks),
+                                 .threads = Layout<Fp8>::kThreads,
+                                 .shared_bytes = Layout<Fp8>::kBytes,
+                                 .stream = stream},
+                                prefill_kernel<Fp8, Scaled>, args));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/attention/cuda/prefill_layout.cuh"
+#include "ops/common/cuda/dependent_launch.cuh"
 
 namespace tessera::cuda::prefill {
 
@@ -9,16 +10,23 @@ namespace tessera::cuda::prefill {
 
 __device__ __forceinline__ Tile make_tile(const KernelArgs& args, int work) {
     const PrefillPlanCudaArgs& plan = args.prefill.plan;
+    PrefillItem item{};
+    if (work < args.plan.items_max) {
+        item = args.plan.items[work];  // beside the count
+    }
     const int count = *args.plan.count;
     if (work >= count * plan.shape.kv_heads) {
         return {.steps = -1};
     }
-    const PrefillItem item = args.plan.items[work % count];
-    const int begin = plan.first_rows[item.sequence];
-    Tile tile{.row = begin + item.query, .kv_head = work / count, .sequence = item.sequence};
-    tile.queries = min(args.tile_queries, plan.first_rows[item.sequence + 1] - tile.row);
-    tile.first = plan.first_slot + plan.positions[item.sequence] + item.query;
-    tile.slots = tile.first + tile.queries;
+    if (work >= count) {
+        item = args.plan.items[work % count];
+    }
+    Tile tile{.row = item.row,
+              .queries = item.queries,
+              .kv_head = work / count,
+              .first = item.first,
+              .slots = item.first + item.queries,
+              .sequence = item.sequence};
     tile.list = (tile.row / args.tile_queries + item.sequence) * plan.shape.kv_heads + tile.kv_head;
     tile.steps = tile.slots > plan.first_slot ? (tile.slots + kPrefillKvSlots - 1) / kPrefillKvSlots : 0;
     if (args.prefill.kv_tiles.counts != nullptr) {
@@ -43,6 +51,8 @@ struct Bringer {
     uint32_t base;
     int tiles = 0;
     int steps = 0;
+    int kv_tile = 0;  // of a lane's step, and one of its pages
+    int page = 0;
 
     // Two pages of one KV head's K or V; a page of -1 lies outside of the map and becomes zeros.
     __device__ __forceinline__ void bring_pages(uint32_t to, const CUtensorMap* map, int kv_head,
@@ -91,18 +101,20 @@ struct Bringer {
     }
 
     // Lanes 2 i and 2 i + 1 look up the pages of step i of the next 16.
-    __device__ __forceinline__ void bring_kv(const Tile& tile) {
+    __device__ __forceinline__ void look_up_pages(const Tile& tile, int step) {
         const PagedKvCuda& kv = args.prefill.kv;
         const int32_t* table = kv.page_tables + static_cast<int64_t>(tile.sequence) * kv.pages_max;
         const int pages_end = (tile.slots + kPageSlots - 1) / kPageSlots;
-        int kv_tile = 0;
-        int page = 0;
+        const int mine = min(step + this_lane() / 2, tile.steps - 1);
+        kv_tile = kv_tile_of(args.prefill.kv_tiles, tile, mine);
+        page = 2 * kv_tile + this_lane() % 2 < pages_end ? table[2 * kv_tile + this_lane() % 2] : -1;
+    }
+    // The first step's pages are known.
+    __device__ __forceinline__ void bring_kv(const Tile& tile) {
 #pragma unroll 1
         for (int step = 0; step < tile.steps; ++step) {
-            if (step % 16 == 0) {
-                const int mine = min(step + this_lane() / 2, tile.steps - 1);
-                kv_tile = kv_tile_of(args.prefill.kv_tiles, tile, mine);
-                page = 2 * kv_tile + this_lane() % 2 < pages_end ? table[2 * kv_tile + this_lane() % 2] : -1;
+            if (step % 16 == 0 && step > 0) {
+                look_up_pages(tile, step);
             }
             const int from = 2 * (step % 16);
             const int pages[2] = {__shfl_sync(kFullWarp, page, from), __shfl_sync(kFullWarp, page, from + 1)};
@@ -115,17 +127,34 @@ struct Bringer {
         }
     }
 
+    // A tile with its first pages. The first one's need nothing of the kernel before, if settled.
+    __device__ __forceinline__ Tile next_tile() {
+        int work = static_cast<int>(blockIdx.x);
+        if (tiles > 0) {
+            if (this_lane() == 0) {
+                work = static_cast<int>(gridDim.x) + atomicAdd(args.plan.next, 1);
+            }
+            work = __shfl_sync(kFullWarp, work, 0);
+        } else if (!args.prefill.settled) {
+            wait_for_previous_kernel();
+        }
+        const Tile tile = make_tile(args, work);
+        if (tile.steps > 0) {
+            look_up_pages(tile, 0);
+        }
+        if (tiles == 0) {
+            wait_for_previous_kernel();
+        }
+        return tile;
+    }
+
     __device__ __forceinline__ void run() {
         for (;; ++tiles) {
+            const Tile tile = next_tile();
             const int query = stage_of<L::kQueryStages>(tiles);
-            int work = 0;
             if (this_lane() == 0) {
-                work = atomicAdd(args.plan.next, 1);
                 barrier_wait(empty_barrier(base + L::kQueryBarriers, query),
                              parity_of<L::kQueryStages>(tiles) ^ 1);
-            }
-            const Tile tile = make_tile(args, __shfl_sync(kFullWarp, work, 0));
-            if (this_lane() == 0) {
                 const uint32_t barrier = full_barrier(base + L::kQueryBarriers, query);
                 write_tile(base + L::kTiles + stage_of<L::kTileStages>(tiles) * sizeof(Tile), tile);
                 if (tile.steps < 0) {

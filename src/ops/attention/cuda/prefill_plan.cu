@@ -54,10 +54,11 @@ __device__ __forceinline__ Place place_of(const PrefillPlanCudaArgs& args, const
     const int sequence = find_sequence(ends, tile);
     const int first = sequence > 0 ? ends[sequence - 1] : 0;
     const int query = (tile - first) * queries;
-    const int rows = args.first_rows[sequence + 1] - args.first_rows[sequence];
-    const int slots = args.first_slot + args.positions[sequence] + min(query + queries, rows);
-    const int tiles = (slots + kPrefillKvSlots - 1) / kPrefillKvSlots;
-    return {{sequence, query}, kLengths - 1 - min(tiles, kLengths - 1)};
+    PrefillItem item{.row = args.first_rows[sequence] + query, .sequence = sequence};
+    item.queries = min(queries, args.first_rows[sequence + 1] - item.row);
+    item.first = args.first_slot + args.positions[sequence] + query;
+    const int tiles = (item.first + item.queries + kPrefillKvSlots - 1) / kPrefillKvSlots;
+    return {item, kLengths - 1 - min(tiles, kLengths - 1)};
 }
 
 __global__ void __launch_bounds__(kThreads)

@@ -10,14 +10,16 @@ inline constexpr int kPrefillRows = 128;
 inline constexpr int kPrefillKvSlots = 128;  // of a KV tile
 inline constexpr int kPrefillSequences = 1024;
 
-struct PrefillItem {
+struct alignas(16) PrefillItem {
+    int32_t row = 0;  // of q: the tile's first query
+    int32_t queries = 0;
+    int32_t first = 0;  // the tile's first query sees slots up to this one
     int32_t sequence = 0;
-    int32_t query = 0;  // the tile's first, counted within the sequence
 };
 
 struct PrefillPlan {
     int32_t* count = nullptr;     // of items
-    int32_t* next = nullptr;      // work that blocks have taken: item * kv_heads + KV head
+    int32_t* next = nullptr;      // work that blocks have taken beside their first: KV head * items + item
     int32_t* finished = nullptr;  // blocks without work; the last one sets `next` back for the next launch
     PrefillItem* items = nullptr;
     int64_t items_max = 0;
