@@ -37,7 +37,9 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
         prefetch_map(&args.k_map);
         prefetch_map(&args.v_map);
     }
-    if (Fp8 && threadIdx.x < 64) {
+    if (!Fp8) {
+        write_sum_columns(base, static_cast<int>(threadIdx.x));
+    } else if (threadIdx.x < 64) {
         write_sum_rows(base, static_cast<int>(threadIdx.x));
     }
     __syncthreads();
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
         wait_for_previous_kernel();
         const int thread = static_cast<int>(threadIdx.x) % kGroup;
         using Consumer = std::conditional_t<Fp8, Fp8Consumer<Scaled>, Bf16Consumer>;
-        Consumer{{.args = args, .base = base, .index = group - 1, .thread = thread}}.run();
+        attend_tiles(Consumer{{.args = args, .base = base, .index = group - 1, .thread = thread}});
     }
 }
 
@@ -97,10 +99,12 @@ void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args) {
           "attention prefill: a KV head must have 1 to 16 query heads");
     check(args.sm_count >= 1, "attention prefill: the number of multiprocessors is missing");
     const bool scaled = args.kv.k_scales_offset >= 0;
-    cuda::prefill::KernelArgs kernel_args{.prefill = args,
-                                          .plan = cuda::make_prefill_plan(args.plan),
-                                          .group = group,
-                                          .tile_queries = prefill_cuda_tile_queries(shape)};
+    cuda::prefill::KernelArgs kernel_args{
+        .prefill = args,
+        .plan = cuda::make_prefill_plan(args.plan),
+        .group = group,
+        .group_inverse = (65535u + static_cast<uint32_t>(group)) / static_cast<uint32_t>(group),
+        .tile_queries = prefill_cuda_tile_queries(shape)};
     kernel_args.q_map = cuda::make_tensor_map(
         args.q, {.dtype = DType::kBFloat16,
                  .rank = 3,

@@ -1,17 +1,32 @@
 // Prefill attention's consumers with K and V in bfloat16.
 //
-// What is subtracted from a row's scores is the maximum of the first KV tile in which it sees something. No
-// later maximum is looked for: only when a lane's weights add up to more than kMost does it move, so the
-// output is hardly ever scaled.
+// What is subtracted from a row's scores is the maximum of the first KV tile in which it sees something, plus
+// kRoom: weights begin at 2^-kRoom. No later maximum is looked for: only when a weight reaches 2, which one
+// bit tells of all weights at once, does it move, so the output is hardly ever scaled. Columns 128 to 135 of
+// V are a one and seven zeros: they add up the weights as the product takes them, rounded.
 #pragma once
 
 #include "ops/attention/cuda/prefill_consumer.cuh"
 
 namespace tessera::cuda::prefill {
 
+// The column of ones behind each V, and zeros.
+__device__ __forceinline__ void write_sum_columns(uint32_t base, int thread) {
+    using L = Layout<false>;
+    constexpr uint32_t kOne = 0x3F80;  // in bfloat16
+    if (thread < L::kValueStages * kPrefillKvSlots) {
+        const uint32_t value = base + L::kValues + thread / kPrefillKvSlots * L::kValueStride;
+        store_shared_16(value + L::kKvBytes + swizzle_128(thread % kPrefillKvSlots, 0),
+                        make_uint4(kOne, 0, 0, 0));
+    }
+    fence_proxy_async();
+}
+
 struct Bf16Consumer : ConsumerBase<false> {
-    static constexpr float kMost = 0x1p32f;
-    static constexpr float kNoZero = -0x1p100f;  // before the first: weights become infinite
+    static constexpr int kOut = 68;                 // a lane's: 64 of the output, then its rows' sums
+    static constexpr float kRoom = 32;              // log2
+    static constexpr uint32_t kLarge = 0x40004000;  // a bit of two bfloat16 that are 2 or more
+    static constexpr float kNoZero = -0x1p100f;     // before the first: weights become infinite
 
     int steps = 0;     // K of this many tiles has been used
     int kv_tile;       // the last one of them
@@ -26,7 +41,6 @@ struct Bf16Consumer : ConsumerBase<false> {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             zero[half] = kNoZero;
-            sum[half] = 0;
         }
         queries = base + L::kQueries + stage_of<L::kQueryStages>(tiles) * 2 * L::kQueryHalf +
                   index * kRows * kSwizzleRowBytes;
@@ -65,7 +79,7 @@ struct Bf16Consumer : ConsumerBase<false> {
     __device__ __forceinline__ void clear_unseen(const Tile& tile) {
         const int slot = kv_tile * kPrefillKvSlots + thread;
         if (slot < args.prefill.plan.first_slot || slot >= tile.slots) {
-            const uint32_t to = base + L::kValues + value() * L::kKvBytes;
+            const uint32_t to = base + L::kValues + value() * L::kValueStride;
 #pragma unroll
             for (int i = 0; i < 16; ++i) {
                 store_shared_16(to + i / 8 * L::kHalf + swizzle_128(thread, (i + thread / 8) % 8),
@@ -75,8 +89,8 @@ struct Bf16Consumer : ConsumerBase<false> {
         fence_proxy_async();
         group_barrier(kGroupBarrier + index, kGroup);
     }
-    __device__ __forceinline__ void issue_values(float (&sums)[64], const uint32_t (&packed)[8][4]) {
-        const uint32_t values = base + L::kValues + value() * L::kKvBytes;
+    __device__ __forceinline__ void issue_values(float (&sums)[kOut], const uint32_t (&packed)[8][4]) {
+        const uint32_t values = base + L::kValues + value() * L::kValueStride;
         mma_begin();
 #pragma unroll
         for (int step = 0; step < 8; ++step) {
@@ -95,36 +109,36 @@ struct Bf16Consumer : ConsumerBase<false> {
         if (first >= first_slot && first + kPrefillKvSlots - 1 <= tile.first) {
             return;
         }
-        const int limits[2] = {tile.first + row(0) / args.group, tile.first + row(1) / args.group};
+        const int seen[2] = {slots_seen(tile, 0, first), slots_seen(tile, 1, first)};
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
-            const int slot = first + i / 4 * 8 + thread % 4 * 2 + i % 2;
-            const bool visible = slot >= first_slot && slot <= limits[i / 2 % 2];
-            scores[i] = visible ? scores[i] : -INFINITY;
+            scores[i] = i / 4 * 2 + i % 2 < seen[i / 2 % 2] ? scores[i] : -INFINITY;
+        }
+        if (first < first_slot) {
+            const int unseen = slots_before(first_slot - first);
+#pragma unroll
+            for (int i = 0; i < 64; ++i) {
+                scores[i] = i / 4 * 2 + i % 2 < unseen ? -INFINITY : scores[i];
+            }
         }
     }
 
-    // Scores to weights. totals: of this lane's, of each half, as the product takes them, rounded: where one
-    // slot outweighs all others, its rounding then cancels.
+    // Scores to weights. all: their bits, of each half.
     __device__ __forceinline__ void exponentiate(const float (&scores)[64], uint32_t (&packed)[8][4],
-                                                 float (&totals)[2]) const {
-        float parts[2][2];
+                                                 uint32_t (&all)[2]) const {
+        all[0] = 0;
+        all[1] = 0;
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
             const int half = i % 2;
             const float a = exp2_fast(fmaf(scores[2 * i], by, -zero[half]));
             const float b = exp2_fast(fmaf(scores[2 * i + 1], by, -zero[half]));
-            float& part = parts[half][i / 2 % 2];
-            const uint32_t both = pack_bf16(a, b);
-            const float rounded = low_bf16(both) + high_bf16(both);
-            part = i < 4 ? rounded : part + rounded;
-            packed[i / 4][i % 4] = both;
+            packed[i / 4][i % 4] = pack_bf16(a, b);
+            all[half] |= packed[i / 4][i % 4];
         }
-        totals[0] = parts[0][0] + parts[0][1];
-        totals[1] = parts[1][0] + parts[1][1];
     }
     // Moves the zeros of rows whose weights are too large or have none, each row for itself.
-    __device__ __forceinline__ void move_zeros(const float (&scores)[64], const float (&totals)[2]) {
+    __device__ __forceinline__ void move_zeros(const float (&scores)[64], const uint32_t (&all)[2]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float most = fmaxf(scores[2 * half], scores[2 * half + 1]);
@@ -134,49 +148,49 @@ struct Bf16Consumer : ConsumerBase<false> {
             }
             most = warp_reduce<4>(most, Max{});
             factor[half] = 1;
-            const float total = warp_reduce<4>(totals[half], Max{});
-            if (most > -INFINITY && total > kMost) {
-                const float moved = most * by;
+            uint32_t grown = all[half] & kLarge;
+            grown |= __shfl_xor_sync(kFullWarp, grown, 1);
+            grown |= __shfl_xor_sync(kFullWarp, grown, 2);
+            if (most > -INFINITY && grown != 0) {
+                const float moved = fmaf(most, by, kRoom);
                 // Nothing was summed up before the first zero.
                 factor[half] = zero[half] == kNoZero ? 0.0f : exp2_fast(zero[half] - moved);
                 zero[half] = moved;
-                sum[half] *= factor[half];
             }
         }
     }
     __device__ __forceinline__ void take_turn(const float (&scores)[64], uint32_t (&packed)[8][4],
-                                              float (&totals)[2]) const {
+                                              uint32_t (&all)[2]) const {
         wait_turn();
-        exponentiate(scores, packed, totals);
-        pass_turn(__float_as_uint(totals[0]) | __float_as_uint(totals[1]));
+        exponentiate(scores, packed, all);
+        pass_turn(all[0] | all[1]);
     }
     // Of the first KV tile: all zeros move.
     __device__ __forceinline__ void soften_first(const float (&scores)[64], uint32_t (&packed)[8][4]) {
-        move_zeros(scores, {INFINITY, INFINITY});
-        take_turn(scores, packed, sum);
+        uint32_t all[2] = {kLarge, kLarge};
+        move_zeros(scores, all);
+        take_turn(scores, packed, all);
     }
     // Returns whether zeros of this warp have moved: then all earlier sums must be multiplied with factor.
     __device__ __forceinline__ bool soften(const float (&scores)[64], uint32_t (&packed)[8][4]) {
-        float totals[2];
-        take_turn(scores, packed, totals);
-        const bool grown = __any_sync(kFullWarp, fmaxf(totals[0], totals[1]) > kMost) != 0;
+        uint32_t all[2];
+        take_turn(scores, packed, all);
+        const bool grown = __any_sync(kFullWarp, ((all[0] | all[1]) & kLarge) != 0) != 0;
         if (grown) {
-            move_zeros(scores, totals);
-            exponentiate(scores, packed, totals);
+            move_zeros(scores, all);
+            exponentiate(scores, packed, all);
         }
-        sum[0] += totals[0];
-        sum[1] += totals[1];
         return grown;
     }
-    __device__ __forceinline__ void rescale(float (&out)[64]) {
+    __device__ __forceinline__ void rescale(float (&out)[kOut]) {
 #pragma unroll
-        for (int i = 0; i < 64; ++i) {
+        for (int i = 0; i < kOut; ++i) {
             out[i] *= factor[i / 2 % 2];
         }
     }
 
     // From the weights of a KV tile to those of the next, which become ready beside the product.
-    __device__ __forceinline__ void advance(const Tile& tile, float (&out)[64], float (&scores)[64],
+    __device__ __forceinline__ void advance(const Tile& tile, float (&out)[kOut], float (&scores)[64],
                                             const uint32_t (&packed)[8][4], uint32_t (&next)[8][4]) {
         const int next_tile = wait_keys();
         issue_scores(scores);
@@ -197,7 +211,7 @@ struct Bf16Consumer : ConsumerBase<false> {
             rescale(out);
         }
     }
-    __device__ __forceinline__ void end_steps(const Tile& tile, float (&out)[64],
+    __device__ __forceinline__ void end_steps(const Tile& tile, float (&out)[kOut],
                                               const uint32_t (&packed)[8][4]) {
         wait_values(tile);
         mma_pin(out);
@@ -206,7 +220,7 @@ struct Bf16Consumer : ConsumerBase<false> {
         mma_pin(out);
         end_values();
     }
-    __device__ __forceinline__ void attend_steps(const Tile& tile, float (&out)[64]) {
+    __device__ __forceinline__ void attend_steps(const Tile& tile, float (&out)[kOut]) {
         float scores[64];
         uint32_t packed[2][8][4];
         kv_tile = wait_keys();
@@ -231,22 +245,9 @@ struct Bf16Consumer : ConsumerBase<false> {
         }
     }
 
-    __device__ __forceinline__ void run() {
-        begin_turns();
-        for (;; ++tiles) {
-            const Tile tile = wait_tile();
-            if (tile.steps < 0) {
-                break;
-            }
-            begin_tile();
-            float out[64] = {};
-            if (tile.steps > 0) {
-                attend_steps(tile, out);
-            }
-            end_queries();
-            store(this_tile(), out);
-        }
-        end_turns();
+    __device__ __forceinline__ void end_tile(const float (&out)[kOut]) const {
+        end_queries();
+        store(this_tile(), out, {out[64], out[66]});
     }
 };
 

@@ -97,7 +97,8 @@ struct Bringer {
         store_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value), kv_tile);
         const uint32_t values_full = full_barrier(base + L::kValueBarriers, value);
         barrier_arrive_expect(values_full, L::kKvBytes);
-        bring_pages(base + L::kValues + value * L::kKvBytes, &args.v_map, tile.kv_head, pages, values_full);
+        bring_pages(base + L::kValues + value * L::kValueStride, &args.v_map, tile.kv_head, pages,
+                    values_full);
     }
 
     // Lanes 2 i and 2 i + 1 look up the pages of step i of the next 16.

@@ -17,7 +17,6 @@ struct ConsumerBase {
     int tiles = 0;
 
     // Lane (g, t) of warp w has rows 16 w + g and 16 w + g + 8.
-    float sum[2];  // of the weights of this lane's columns
 
     // Hidden from the compiler, so that it does not hold what few steps need in registers.
     __device__ __forceinline__ int hidden_thread() const {
@@ -28,6 +27,19 @@ struct ConsumerBase {
     __device__ __forceinline__ int row(int half) const {
         const int thread = hidden_thread();
         return index * kRows + thread / kWarp * 16 + thread % kWarp / 4 + 8 * half;
+    }
+    // The query of a row within the tile.
+    __device__ __forceinline__ int query_of(int row) const {
+        return static_cast<int>(row * args.group_inverse >> 16);
+    }
+    // A lane has 32 slots of a KV tile for each half, in ascending order: how many lie before `slot`.
+    __device__ __forceinline__ int slots_before(int slot) const {
+        const int seen = min(max(slot, 0), kPrefillKvSlots);
+        return seen / 8 * 2 + min(max(seen % 8 - thread % 4 * 2, 0), 2);
+    }
+    // How many of them row(half) sees, but for those before first_slot. first: of the KV tile.
+    __device__ __forceinline__ int slots_seen(const Tile& tile, int half, int first) const {
+        return slots_before(tile.first + query_of(row(half)) + 1 - first);
     }
     __device__ __forceinline__ void arrive(uint32_t barrier) const {
         barrier_arrive_for_all(barrier, thread == 0);
@@ -79,16 +91,19 @@ struct ConsumerBase {
     }
 
     // Four lanes have a row, each two of every 8 columns; they exchange them so that each stores 16 bytes.
-    __device__ __forceinline__ void store(const Tile& tile, const float (&out)[64]) const {
+    // sums: a lane's share of its rows' weights.
+    template <int Count>
+    __device__ __forceinline__ void store(const Tile& tile, const float (&out)[Count],
+                                          const float (&sums)[2]) const {
         const int lane = thread % 4;
         const PagedKvCuda& kv = args.prefill.kv;
         const float v_scale = Fp8 && kv.v_scales != nullptr ? kv.v_scales[tile.kv_head] : kv.v_scale;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float total = warp_reduce<4>(sum[half], Sum{});
+            const float total = warp_reduce<4>(sums[half], Sum{});
             const float by = total == 0 ? 0.0f : v_scale / total;  // 0: sees nothing
-            const int in_tile = row(half) / args.group;
-            const int head = tile.kv_head * args.group + row(half) % args.group;
+            const int in_tile = query_of(row(half));
+            const int head = tile.kv_head * args.group + row(half) - in_tile * args.group;
             auto* to = static_cast<__nv_bfloat16*>(args.prefill.out) +
                        static_cast<int64_t>(tile.row + in_tile) * args.prefill.out_stride + head * kHeadDim;
 #pragma unroll
@@ -123,5 +138,24 @@ struct ConsumerBase {
         }
     }
 };
+
+// All tiles of a consumer.
+template <typename Consumer>
+__device__ __forceinline__ void attend_tiles(Consumer consumer) {
+    consumer.begin_turns();
+    for (;; ++consumer.tiles) {
+        const Tile tile = consumer.wait_tile();
+        if (tile.steps < 0) {
+            break;
+        }
+        consumer.begin_tile();
+        float out[Consumer::kOut] = {};
+        if (tile.steps > 0) {
+            consumer.attend_steps(tile, out);
+        }
+        consumer.end_tile(out);
+    }
+    consumer.end_turns();
+}
 
 }  // namespace tessera::cuda::prefill

@@ -65,6 +65,8 @@ struct Fp8Consumer : ConsumerBase<true> {
     static constexpr uint32_t kOnes = 0x3C003C00;
     static constexpr float kSlotUnit = 0x1p-6f;  // of slots' scales, so that float16 keeps small ones
 
+    static constexpr int kOut = 64;
+
     uint32_t queries[4][4];  // the first operand of the scores, 32 columns a step
 
     // Of each half's rows, twice in a register: weight = 2^(score * by + offset).
@@ -72,6 +74,7 @@ struct Fp8Consumer : ConsumerBase<true> {
     uint32_t offset[2];
     uint32_t limit;   // of row g, of row g + 8: larger scores move the offset
     float factor[2];  // what earlier sums must then be multiplied with
+    float sum[2];     // of a lane's share of its rows' weights
 
     unsigned keys = 0;    // tiles of K whose scores were issued
     unsigned values = 0;  // tiles of V whose product was issued
@@ -176,14 +179,23 @@ struct Fp8Consumer : ConsumerBase<true> {
         if (first >= first_slot && first + kPrefillKvSlots - 1 <= tile.first) {
             return;
         }
-        const int limits[2] = {tile.first + row(0) / args.group, tile.first + row(1) / args.group};
-        const auto sees = [&](int slot, int half) { return slot >= first_slot && slot <= limits[half]; };
+        const int seen[2] = {slots_seen(tile, 0, first), slots_seen(tile, 1, first)};
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
-            const int slot = first + i / 2 * 8 + thread % 4 * 2;
-            const uint32_t keep =
-                (sees(slot, i % 2) ? 0x0000FFFFu : 0) | (sees(slot + 1, i % 2) ? 0xFFFF0000u : 0);
-            scores[i] = (scores[i] & keep) | (kHidden & ~keep);
+            const int first_of_two = i / 2 * 2;
+            const uint32_t one = __byte_perm(scores[i], kHidden, 0x7610);
+            const uint32_t most = first_of_two + 1 < seen[i % 2] ? scores[i] : one;
+            scores[i] = first_of_two < seen[i % 2] ? most : kHidden;
+        }
+        if (first < first_slot) {
+            const int unseen = slots_before(first_slot - first);
+#pragma unroll
+            for (int i = 0; i < 32; ++i) {
+                const int first_of_two = i / 2 * 2;
+                const uint32_t one = __byte_perm(scores[i], kHidden, 0x3254);
+                const uint32_t most = first_of_two < unseen ? one : scores[i];
+                scores[i] = first_of_two + 1 < unseen ? kHidden : most;
+            }
         }
     }
 
@@ -317,22 +329,7 @@ struct Fp8Consumer : ConsumerBase<true> {
         add(out, sums);
     }
 
-    __device__ __forceinline__ void run() {
-        begin_turns();
-        for (;; ++tiles) {
-            const Tile tile = wait_tile();
-            if (tile.steps < 0) {
-                break;
-            }
-            begin_tile();
-            float out[64] = {};
-            if (tile.steps > 0) {
-                attend_steps(tile, out);
-            }
-            store(this_tile(), out);
-        }
-        end_turns();
-    }
+    __device__ __forceinline__ void end_tile(const float (&out)[kOut]) const { store(this_tile(), out, sum); }
 };
 
 }  // namespace tessera::cuda::prefill

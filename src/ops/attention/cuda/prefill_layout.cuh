@@ -41,6 +41,7 @@ struct KernelArgs {
     PrefillCudaArgs prefill;
     PrefillPlan plan;
     int32_t group = 0;
+    uint32_t group_inverse = 0;  // 2^16 / group, rounded up: to divide a tile's rows by it
     int32_t tile_queries = 0;
     uint32_t zero = 0;  // what the compiler does not know
 };
@@ -71,6 +72,8 @@ struct Layout {
         kPrefillKvSlots * kSwizzleRowBytes;  // 128 rows of 64 bfloat16 or of 128 e4m3
     static constexpr int kQueryHalf = kPrefillRows * kSwizzleRowBytes;
     static constexpr int kKvBytes = (Fp8 ? 1 : 2) * kHalf;
+    // bfloat16: a V has a third block of columns, of which 8 are read (write_sum_columns()).
+    static constexpr int kValueStride = kKvBytes + (Fp8 ? 0 : kHalf);
     // The rows of V^T, and 8 that add up the weights (write_sum_rows()).
     static constexpr int kTurnedBytes = (kHeadDim + 8) * kSwizzleRowBytes;
 
@@ -78,7 +81,7 @@ struct Layout {
     static constexpr int kNarrowQueries = kQueries + kQueryStages * 2 * kQueryHalf;
     static constexpr int kKeys = kNarrowQueries + (Fp8 ? kQueryHalf : 0);
     static constexpr int kValues = kKeys + kKeyStages * kKvBytes;
-    static constexpr int kTurned = kValues + kValueStages * kKvBytes;
+    static constexpr int kTurned = kValues + kValueStages * kValueStride;
     static constexpr int kKeyScales =
         kTurned + (Fp8 ? kTurnedStages * kTurnedBytes : 0);  // float32, a slot's
     static constexpr int kTiles = kKeyScales + (Fp8 ? kKeyStages * 2 * kScaleBytes : 0);

@@ -253,16 +253,17 @@ __device__ __forceinline__ void mma_registers_half(uint32_t (&d)[32], const uint
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-// a[64, 16] in registers (laid out as d is, two bfloat16 a register), b[16, N] with N contiguous; adds to d.
-__device__ __forceinline__ void mma_registers_transposed(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+// a[64, 16] in registers (laid out as d is, two bfloat16 a register), b[16, 136] with its columns contiguous; adds to d.
+__device__ __forceinline__ void mma_registers_transposed(float (&d)[68], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %73, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n136k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}\n"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67}, "
+        "{%68, %69, %70, %71}, %72, p, 1, 1, 1;\n}\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
             "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
             "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
@@ -273,11 +274,11 @@ __device__ __forceinline__ void mma_registers_transposed(float (&d)[64], const u
             "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
             "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]),
             "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
-            "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+            "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]), "+f"(d[64]), "+f"(d[65]),
+            "+f"(d[66]), "+f"(d[67])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
-// The same with e4m3, four a register, and 136 columns: a[64, 32], b[32, N] with K contiguous. add = 0 starts
-// from zero.
+// The same with e4m3, four a register: a[64, 32], b[32, 136] with K contiguous. add = 0 starts from zero.
 __device__ __forceinline__ void mma_registers_fp8(float (&d)[68], const uint32_t (&a)[4], uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %73, 0;\n"
