@@ -112,7 +112,8 @@ struct PrefillKvTiles {
 };
 
 // bfloat16 K and V: products in bfloat16. e4m3: q becomes e4m3 with a scale for each row and head, the scores
-// are float16, the softmax's weights become e4m3, and the products of each 512 slots are added up in float32.
+// are float16, the softmax's weights become e4m3, and the products of each 1,024 slots are added up in
+// float32.
 struct PrefillCudaArgs {
     PrefillPlanCudaArgs plan;  // as given to prefill_plan_cuda()
     PagedKvCuda kv;

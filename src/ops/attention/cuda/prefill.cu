@@ -8,7 +8,8 @@
 // the copies of q and of pages (two make a KV tile of 128 slots, the last tile first) into rings of 128-byte
 // swizzled rows (prefill_bring.cuh). Two consumer warpgroups have 64 rows each (prefill_bf16.cuh,
 // prefill_fp8.cuh); they issue the scores of the next KV tile and the product with V of the present one
-// together, and take turns at the exponentials.
+// together, and take turns at the exponentials. e4m3: two blocks of a cluster have neighbouring tiles of
+// queries, and each brings half of K and V for both.
 #include <algorithm>
 #include <type_traits>
 
@@ -24,7 +25,8 @@
 namespace tessera::cuda::prefill {
 namespace {
 
-template <bool Fp8, bool Scaled>
+// Blocks: of a cluster. Two attend side by side and bring each half of K and V for both.
+template <bool Fp8, bool Scaled, int Blocks>
 __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelArgs args) {
     extern __shared__ uint8_t shared_raw[];
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
     const uint32_t base = __shfl_sync(kFullWarp, (shared_address(shared_raw) + 1023) / 1024 * 1024, 0);
     const int group = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroup, 0);
     if (threadIdx.x == 0) {
-        init_barriers<Fp8, Scaled>(base);
+        init_barriers<Fp8, Scaled, Blocks>(base);
         prefetch_map(&args.q_map);
         prefetch_map(&args.k_map);
         prefetch_map(&args.v_map);
@@ -43,13 +45,16 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
         write_sum_rows(base, static_cast<int>(threadIdx.x));
     }
     __syncthreads();
+    if (Blocks == 2) {
+        cluster_meet();
+    }
     if (group == 0) {
         registers_give<Fp8 ? 56 : 40>();
         const int warp = static_cast<int>(threadIdx.x) / kWarp;
         if (warp == 0) {  // waits for the kernel before by itself
-            Bringer<Fp8, Scaled>{.args = args, .base = base}.run();
+            Bringer<Fp8, Scaled, Blocks>{.args = args, .base = base}.run();
         } else if (Fp8 && warp <= kTurners) {
-            turn_values(args, base, warp - 1);
+            turn_values<Blocks>(args, base, warp - 1);
         } else {
             wait_for_previous_kernel();
             let_next_kernel_start();
@@ -58,8 +63,12 @@ __global__ void __launch_bounds__(Layout<Fp8>::kThreads, 1)
         registers_take<Fp8 ? 224 : 232>();
         wait_for_previous_kernel();
         const int thread = static_cast<int>(threadIdx.x) % kGroup;
-        using Consumer = std::conditional_t<Fp8, Fp8Consumer<Scaled>, Bf16Consumer>;
+        using Consumer = std::conditional_t<Fp8, Fp8Consumer<Scaled, Blocks>, Bf16Consumer>;
         attend_tiles(Consumer{{.args = args, .base = base, .index = group - 1, .thread = thread}});
+    }
+    if (Blocks == 2) {  // the other one may still arrive here
+        __syncwarp();
+        cluster_meet();
     }
 }
 
@@ -74,17 +83,19 @@ CUtensorMap make_kv_map(const PagedKvCuda& kv, int64_t offset, int32_t kv_heads)
                                               .box = {kPageSlots, 1, 1}});
 }
 
-template <bool Fp8, bool Scaled>
+template <bool Fp8, bool Scaled, int Blocks>
 void launch_prefill(cudaStream_t stream, const KernelArgs& args) {
-    cuda_check(cudaFuncSetAttribute(prefill_kernel<Fp8, Scaled>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    Layout<Fp8>::kBytes));
-    const int64_t tiles = args.plan.items_max * args.prefill.plan.shape.kv_heads;
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, args.prefill.sm_count));
+    cuda_check(cudaFuncSetAttribute(prefill_kernel<Fp8, Scaled, Blocks>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<Fp8>::kBytes));
+    const int64_t tiles = args.plan.items_max * args.prefill.plan.shape.kv_heads * args.plan.item_tiles;
+    const auto blocks =
+        static_cast<unsigned>(std::min<int64_t>(tiles, args.prefill.sm_count / Blocks * Blocks));
     cuda_check(launch_dependent({.grid = dim3(blocks),
                                  .threads = Layout<Fp8>::kThreads,
                                  .shared_bytes = Layout<Fp8>::kBytes,
-                                 .stream = stream},
-                                prefill_kernel<Fp8, Scaled>, args));
+                                 .stream = stream,
+                                 .cluster = Blocks},
+                                prefill_kernel<Fp8, Scaled, Blocks>, args));
 }
 
 }  // namespace
@@ -114,13 +125,17 @@ void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args) {
     kernel_args.k_map = cuda::prefill::make_kv_map(args.kv, args.kv.k_offset, shape.kv_heads);
     kernel_args.v_map = cuda::prefill::make_kv_map(args.kv, args.kv.v_offset, shape.kv_heads);
     if (args.kv.dtype == DType::kFloat8E4M3) {
-        const auto launch =
-            scaled ? cuda::prefill::launch_prefill<true, true> : cuda::prefill::launch_prefill<true, false>;
+        // Blocks that share what they bring must see the same KV tiles.
+        const bool pairs = kernel_args.plan.item_tiles == 2 && args.kv_tiles.counts == nullptr && !scaled &&
+                           args.sm_count >= 2;
+        const auto launch = scaled  ? cuda::prefill::launch_prefill<true, true, 1>
+                            : pairs ? cuda::prefill::launch_prefill<true, false, 2>
+                                    : cuda::prefill::launch_prefill<true, false, 1>;
         launch(stream, kernel_args);
     } else {
         check(args.kv.dtype == DType::kBFloat16 && !scaled && args.kv.v_scales == nullptr,
               "attention prefill: KV in bfloat16 without scales or in e4m3");
-        cuda::prefill::launch_prefill<false, false>(stream, kernel_args);
+        cuda::prefill::launch_prefill<false, false, 1>(stream, kernel_args);
     }
 }
 

@@ -22,7 +22,7 @@ __device__ __forceinline__ void write_sum_columns(uint32_t base, int thread) {
     fence_proxy_async();
 }
 
-struct Bf16Consumer : ConsumerBase<false> {
+struct Bf16Consumer : ConsumerBase<false, 1> {
     static constexpr int kOut = 68;                 // a lane's: 64 of the output, then its rows' sums
     static constexpr float kRoom = 32;              // log2
     static constexpr uint32_t kLarge = 0x40004000;  // a bit of two bfloat16 that are 2 or more

@@ -8,25 +8,34 @@ namespace tessera::cuda::prefill {
 
 // ---- the warp that brings
 
+// Of an item's tiles each block of a cluster has one, and both bring what the longer one sees; a block alone
+// takes them one after the other.
+template <int Blocks>
 __device__ __forceinline__ Tile make_tile(const KernelArgs& args, int work) {
     const PrefillPlanCudaArgs& plan = args.prefill.plan;
+    const int place = Blocks == 2 ? static_cast<int>(cluster_rank()) : work % args.plan.item_tiles;
+    const int number = Blocks == 2 ? work : work / args.plan.item_tiles;
     PrefillItem item{};
-    if (work < args.plan.items_max) {
-        item = args.plan.items[work];  // beside the count
+    if (number < args.plan.items_max) {
+        item = args.plan.items[number];  // beside the count
     }
     const int count = *args.plan.count;
-    if (work >= count * plan.shape.kv_heads) {
+    if (number >= count * plan.shape.kv_heads) {
         return {.steps = -1};
     }
-    if (work >= count) {
-        item = args.plan.items[work % count];
+    if (number >= count) {
+        item = args.plan.items[number % count];
     }
-    Tile tile{.row = item.row,
-              .queries = item.queries,
-              .kv_head = work / count,
-              .first = item.first,
-              .slots = item.first + item.queries,
+    const int before = place * args.tile_queries;
+    Tile tile{.row = item.row + before,
+              .queries = min(max(item.queries - before, 0), args.tile_queries),
+              .kv_head = number / count,
+              .first = item.first + before,
               .sequence = item.sequence};
+    tile.slots = Blocks == 2 ? item.first + item.queries : tile.first + tile.queries;
+    if (Blocks == 1 && tile.queries == 0) {
+        return tile;
+    }
     tile.list = (tile.row / args.tile_queries + item.sequence) * plan.shape.kv_heads + tile.kv_head;
     tile.steps = tile.slots > plan.first_slot ? (tile.slots + kPrefillKvSlots - 1) / kPrefillKvSlots : 0;
     if (args.prefill.kv_tiles.counts != nullptr) {
@@ -44,7 +53,7 @@ __device__ __forceinline__ int kv_tile_of(const PrefillKvTiles& kv_tiles, const 
 }
 
 // Scaled: each KV tile of K has its slots' scales beside it.
-template <bool Fp8, bool Scaled>
+template <bool Fp8, bool Scaled, int Blocks>
 struct Bringer {
     using L = Layout<Fp8>;
     const KernelArgs& args;
@@ -54,15 +63,21 @@ struct Bringer {
     int kv_tile = 0;  // of a lane's step, and one of its pages
     int page = 0;
 
-    // Two pages of one KV head's K or V; a page of -1 lies outside of the map and becomes zeros.
+    // Two pages of one KV head's K or V; a page of -1 lies outside of the map and becomes zeros. Each block
+    // of a cluster brings one of them for both.
     __device__ __forceinline__ void bring_pages(uint32_t to, const CUtensorMap* map, int kv_head,
                                                 const int (&pages)[2], uint32_t barrier) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t page = to + i * kPageSlots * kSwizzleRowBytes;
-            copy_box(page, map, {0, 0, kv_head, pages[i]}, barrier);
-            if (!Fp8) {
-                copy_box(page + L::kHalf, map, {64, 0, kv_head, pages[i]}, barrier);
+#pragma unroll
+            for (int half = 0; half < (Fp8 ? 1 : 2); ++half) {
+                const int place[4] = {64 * half, 0, kv_head, pages[i]};
+                if (Blocks == 1) {
+                    copy_box(page + half * L::kHalf, map, place, barrier);
+                } else if (i == static_cast<int>(cluster_rank())) {
+                    copy_box_to_both(page + half * L::kHalf, map, place, barrier);
+                }
             }
         }
     }
@@ -128,18 +143,41 @@ struct Bringer {
         }
     }
 
+    // The next work, of the whole grid.
+    __device__ __forceinline__ int take_work() {
+        return static_cast<int>(gridDim.x) / Blocks + atomicAdd(args.plan.next, 1);
+    }
+    // The first block of a cluster takes the work of both.
+    __device__ __forceinline__ int share_work() {
+        const uint32_t full = full_barrier(base + L::kWorkBarriers, 0);
+        const uint32_t empty = empty_barrier(base + L::kWorkBarriers, 0);
+        const uint32_t parity = (tiles - 1) % 2;
+        if (cluster_rank() == 0) {
+            const int work = take_work();
+            barrier_wait(empty, parity ^ 1);
+            const float all[4] = {__int_as_float(work), 0, 0, 0};
+            store_to_block(address_in_block(base + L::kWork, 1), all, address_in_block(full, 1));
+            return work;
+        }
+        barrier_arrive_expect(full, 16);
+        barrier_wait(full, parity);
+        const auto work = static_cast<int>(load_shared_4(base + L::kWork));
+        barrier_arrive_in(empty, 0);
+        return work;
+    }
+
     // A tile with its first pages. The first one's need nothing of the kernel before, if settled.
     __device__ __forceinline__ Tile next_tile() {
-        int work = static_cast<int>(blockIdx.x);
+        int work = static_cast<int>(blockIdx.x) / Blocks;
         if (tiles > 0) {
             if (this_lane() == 0) {
-                work = static_cast<int>(gridDim.x) + atomicAdd(args.plan.next, 1);
+                work = Blocks == 2 ? share_work() : take_work();
             }
             work = __shfl_sync(kFullWarp, work, 0);
         } else if (!args.prefill.settled) {
             wait_for_previous_kernel();
         }
-        const Tile tile = make_tile(args, work);
+        const Tile tile = make_tile<Blocks>(args, work);
         if (tile.steps > 0) {
             look_up_pages(tile, 0);
         }
@@ -173,7 +211,9 @@ struct Bringer {
             }
             bring_kv(tile);
         }
-        if (this_lane() == 0 && atomicAdd(args.plan.finished, 1) == static_cast<int>(gridDim.x) - 1) {
+        const bool counts = Blocks == 1 || cluster_rank() == 0;
+        if (this_lane() == 0 && counts &&
+            atomicAdd(args.plan.finished, 1) == static_cast<int>(gridDim.x) / Blocks - 1) {
             *args.plan.next = 0;
             *args.plan.finished = 0;
         }
@@ -238,6 +278,7 @@ __device__ __forceinline__ void turn_page(uint32_t from, uint32_t to, int half, 
     }
 }
 
+template <int Blocks>
 __device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t base, int half) {
     using L = Layout<true>;
     int steps = 0;
@@ -272,7 +313,7 @@ __device__ __forceinline__ void turn_values(const KernelArgs& args, uint32_t bas
             __syncwarp();
             if (kAllArrive || this_lane() == 0) {
                 barrier_arrive(full_barrier(base + L::kTurnedBarriers, turned));
-                barrier_arrive(empty_barrier(base + L::kValueBarriers, value));
+                leave_buffer<Blocks>(empty_barrier(base + L::kValueBarriers, value));
             }
         }
     }

@@ -6,7 +6,7 @@
 
 namespace tessera::cuda::prefill {
 
-template <bool Fp8>
+template <bool Fp8, int Blocks>
 struct ConsumerBase {
     using L = Layout<Fp8>;
 
@@ -43,6 +43,12 @@ struct ConsumerBase {
     }
     __device__ __forceinline__ void arrive(uint32_t barrier) const {
         barrier_arrive_for_all(barrier, thread == 0);
+    }
+    // Of a buffer that the cluster's blocks fill together.
+    __device__ __forceinline__ void leave(uint32_t barrier) const {
+        if (kAllArrive || thread == 0) {
+            leave_buffer<Blocks>(barrier);
+        }
     }
 
     // The two consumers' warps on one scheduler take turns at the exponentials: at the same time each would

@@ -17,7 +17,7 @@
 
 namespace tessera::cuda::prefill {
 
-inline constexpr int kSumTiles = 4;
+inline constexpr int kSumTiles = 8;
 inline constexpr int kSums = 68;  // a lane's: 64 of the output, 4 of the weights
 // |q| |k| <= 12.75 * 448 sqrt(128) < 65504: rounding to e4m3 makes a row at most 1/16 longer.
 inline constexpr float kQueryNorm = 12.0f;
@@ -57,8 +57,16 @@ __device__ __forceinline__ void narrow_queries(uint32_t from, uint32_t to, uint3
 }
 
 // Scaled: K has a scale for each slot, V one for each KV head.
-template <bool Scaled>
-struct Fp8Consumer : ConsumerBase<true> {
+template <bool Scaled, int Blocks>
+struct Fp8Consumer : ConsumerBase<true, Blocks> {
+    using Base = ConsumerBase<true, Blocks>;
+    using Base::args;
+    using Base::base;
+    using Base::index;
+    using Base::thread;
+    using Base::tiles;
+    using typename Base::L;
+
     static constexpr float kGrowth = 4.75f;  // log2; with kShift below 448, e4m3's largest
     static constexpr float kShift = 4;       // a whole number: the weight of a row's reference is exact
     static constexpr uint32_t kHidden = 0xFC00FC00;  // -infinity, twice
@@ -82,11 +90,11 @@ struct Fp8Consumer : ConsumerBase<true> {
     __device__ __forceinline__ void begin_tile() {
         const uint32_t from = base + L::kQueries + index * kRows * kSwizzleRowBytes;
         const uint32_t to = base + L::kNarrowQueries + index * kRows * kSwizzleRowBytes;
-        narrow_queries(from, to, base + L::kScales + 4 * index * kRows, hidden_thread(),
+        narrow_queries(from, to, base + L::kScales + 4 * index * kRows, this->hidden_thread(),
                        kGroupBarrier + index);
-        end_queries();
+        this->end_queries();
         const int lane = this_lane();
-        const uint32_t mine = to + swizzle_128(hidden_thread() / kWarp * 16 + lane % 16, lane / 16);
+        const uint32_t mine = to + swizzle_128(this->hidden_thread() / kWarp * 16 + lane % 16, lane / 16);
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
             load_matrices(mine ^ step << 5, queries[step]);
@@ -102,7 +110,7 @@ struct Fp8Consumer : ConsumerBase<true> {
 
     // What the scores of a row are multiplied with, twice. more: beside the row's own scale.
     __device__ __forceinline__ uint32_t row_scale(int half, float more) const {
-        const float own = __uint_as_float(load_shared_4(base + L::kScales + 4 * row(half)));
+        const float own = __uint_as_float(load_shared_4(base + L::kScales + 4 * this->row(half)));
         const float scale = own * args.prefill.scale * kLog2E * more;
         const float finite = fminf(fmaxf(scale, 6e-8f), 65504.0f);  // zero times -infinity would be NaN
         return half2_from(finite, finite);
@@ -133,7 +141,7 @@ struct Fp8Consumer : ConsumerBase<true> {
             scale_scores(scores, base + L::kKeyScales + 2 * stage * kScaleBytes);
             barrier_arrive(empty);
         } else {
-            arrive(empty);
+            this->leave(empty);
         }
     }
     // By the scales of their slots and rows: then weight = 2^(score + offset).
@@ -169,7 +177,7 @@ struct Fp8Consumer : ConsumerBase<true> {
         ++values;
     }
     __device__ __forceinline__ void end_values() {
-        arrive(empty_barrier(base + L::kTurnedBarriers, (values - 1) % L::kTurnedStages));
+        this->arrive(empty_barrier(base + L::kTurnedBarriers, (values - 1) % L::kTurnedStages));
     }
 
     // Hides what the rows may not see.
@@ -179,7 +187,7 @@ struct Fp8Consumer : ConsumerBase<true> {
         if (first >= first_slot && first + kPrefillKvSlots - 1 <= tile.first) {
             return;
         }
-        const int seen[2] = {slots_seen(tile, 0, first), slots_seen(tile, 1, first)};
+        const int seen[2] = {this->slots_seen(tile, 0, first), this->slots_seen(tile, 1, first)};
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
             const int first_of_two = i / 2 * 2;
@@ -188,7 +196,7 @@ struct Fp8Consumer : ConsumerBase<true> {
             scores[i] = first_of_two < seen[i % 2] ? most : kHidden;
         }
         if (first < first_slot) {
-            const int unseen = slots_before(first_slot - first);
+            const int unseen = this->slots_before(first_slot - first);
 #pragma unroll
             for (int i = 0; i < 32; ++i) {
                 const int first_of_two = i / 2 * 2;
@@ -237,7 +245,7 @@ struct Fp8Consumer : ConsumerBase<true> {
     // Scores to weights, in the order in which turn_page() puts the slots.
     __device__ __forceinline__ void soften(const uint32_t (&scores)[32], uint32_t (&packed)[4][4]) const {
         uint32_t all = 0;
-        wait_turn();
+        this->wait_turn();
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
             const int half = i % 2;
@@ -247,7 +255,7 @@ struct Fp8Consumer : ConsumerBase<true> {
             packed[i / 4][i % 4] = pack_e4m3x4(a, b);
             all |= packed[i / 4][i % 4];
         }
-        pass_turn(all);
+        this->pass_turn(all);
     }
 
     __device__ __forceinline__ void add(float (&out)[64], const float (&sums)[kSums]) {
@@ -329,7 +337,9 @@ struct Fp8Consumer : ConsumerBase<true> {
         add(out, sums);
     }
 
-    __device__ __forceinline__ void end_tile(const float (&out)[kOut]) const { store(this_tile(), out, sum); }
+    __device__ __forceinline__ void end_tile(const float (&out)[kOut]) const {
+        this->store(this->this_tile(), out, sum);
+    }
 };
 
 }  // namespace tessera::cuda::prefill

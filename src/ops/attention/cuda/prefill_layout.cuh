@@ -4,6 +4,7 @@
 
 #include "ops/attention/cuda/prefill_plan.h"
 #include "ops/common/cuda/async_copy.cuh"
+#include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/reduce.cuh"
 #include "ops/common/cuda/wgmma.cuh"
@@ -91,7 +92,9 @@ struct Layout {
     static constexpr int kKeyBarriers = kQueryBarriers + 16 * kQueryStages;
     static constexpr int kValueBarriers = kKeyBarriers + 16 * kKeyStages;
     static constexpr int kTurnedBarriers = kValueBarriers + 16 * kValueStages;
-    static constexpr int kBytes = kTurnedBarriers + 16 * kTurnedStages + 1024;
+    static constexpr int kWorkBarriers = kTurnedBarriers + 16 * kTurnedStages;  // of a cluster
+    static constexpr int kWork = (kWorkBarriers + 16 + 15) / 16 * 16;
+    static constexpr int kBytes = kWork + 16 + 1024;
     static_assert(kBytes <= 227 * 1024);
 };
 
@@ -142,7 +145,16 @@ __device__ __forceinline__ int this_lane() {
     return lane;
 }
 
-template <bool Fp8, bool Scaled>
+// Tells that a buffer, which the blocks of a cluster fill together, is free.
+template <int Blocks>
+__device__ __forceinline__ void leave_buffer(uint32_t barrier) {
+    barrier_arrive(barrier);
+    if (Blocks == 2) {
+        barrier_arrive_in(barrier, cluster_rank() ^ 1);
+    }
+}
+
+template <bool Fp8, bool Scaled, int Blocks>
 __device__ __forceinline__ void init_barriers(uint32_t base) {
     using L = Layout<Fp8>;
     const auto init = [](uint32_t ring, int stages, int full, int empty) {
@@ -155,9 +167,10 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
     constexpr int kTurned = kTurners * kWarpArrivals;
     init(base + L::kQueryBarriers, L::kQueryStages, 1, kConsumers + (Fp8 ? kTurned : 0));
     // All of a consumer's threads read the scales of K.
-    init(base + L::kKeyBarriers, L::kKeyStages, 1, Scaled ? L::kConsumers * kGroup : kConsumers);
-    init(base + L::kValueBarriers, L::kValueStages, 1, Fp8 ? kTurned : kConsumers);
+    init(base + L::kKeyBarriers, L::kKeyStages, 1, Scaled ? L::kConsumers * kGroup : Blocks * kConsumers);
+    init(base + L::kValueBarriers, L::kValueStages, 1, Blocks * (Fp8 ? kTurned : kConsumers));
     init(base + L::kTurnedBarriers, L::kTurnedStages, kTurned, kConsumers);
+    init(base + L::kWorkBarriers, 1, 1, 1);
     barrier_init_fence();
 }
 

@@ -14,6 +14,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = kPrefillSequences;
+constexpr int kPairTiles = 4;           // of an average sequence, from which items are pairs
 constexpr int kLengths = 2 * kThreads;  // KV tiles told apart: 262,144 slots; longer ones share the last
 static_assert(kThreads / kWarp == kWarp);
 
@@ -102,8 +103,11 @@ PrefillPlan make_prefill_plan(const PrefillPlanCudaArgs& args) {
     auto* words = reinterpret_cast<int32_t*>(args.workspace);
     PrefillPlan plan{.count = words, .next = words + 32, .finished = words + 64};
     plan.items = reinterpret_cast<PrefillItem*>(args.workspace + 512);
-    plan.items_max = args.rows_max / prefill_cuda_tile_queries(args.shape) + args.sequences;
-    plan.bytes = 512 + (plan.items_max * static_cast<int64_t>(sizeof(PrefillItem)) + 255) / 256 * 256;
+    const int32_t queries = prefill_cuda_tile_queries(args.shape);
+    plan.item_tiles = args.rows_max / args.sequences >= kPairTiles * queries ? 2 : 1;
+    plan.items_max = args.rows_max / (queries * plan.item_tiles) + args.sequences;
+    const int64_t tiles_max = args.rows_max / queries + args.sequences;
+    plan.bytes = 512 + (tiles_max * static_cast<int64_t>(sizeof(PrefillItem)) + 255) / 256 * 256;
     return plan;
 }
 
@@ -123,8 +127,9 @@ int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t se
 void prefill_plan_cuda(cudaStream_t stream, const PrefillPlanCudaArgs& args) {
     check(args.sequences >= 1 && args.sequences <= cuda::kPrefillSequences,
           "attention prefill: 1 to 1024 sequences");
-    cuda::plan_kernel<<<1, cuda::kThreads, 0, stream>>>(args, cuda::make_prefill_plan(args),
-                                                        prefill_cuda_tile_queries(args.shape));
+    const cuda::PrefillPlan plan = cuda::make_prefill_plan(args);
+    cuda::plan_kernel<<<1, cuda::kThreads, 0, stream>>>(
+        args, plan, prefill_cuda_tile_queries(args.shape) * plan.item_tiles);
     cuda_check_launch();
 }
 

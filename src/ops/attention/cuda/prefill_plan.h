@@ -11,18 +11,21 @@ inline constexpr int kPrefillKvSlots = 128;  // of a KV tile
 inline constexpr int kPrefillSequences = 1024;
 
 struct alignas(16) PrefillItem {
-    int32_t row = 0;  // of q: the tile's first query
-    int32_t queries = 0;
-    int32_t first = 0;  // the tile's first query sees slots up to this one
+    int32_t row = 0;      // of q: the tile's first query
+    int32_t queries = 0;  // of all its tiles
+    int32_t first = 0;    // the tile's first query sees slots up to this one
     int32_t sequence = 0;
 };
 
 struct PrefillPlan {
     int32_t* count = nullptr;     // of items
-    int32_t* next = nullptr;      // work that blocks have taken beside their first: KV head * items + item
+    int32_t* next = nullptr;      // work taken beside the first: (KV head * items + item) * tiles + tile
     int32_t* finished = nullptr;  // blocks without work; the last one sets `next` back for the next launch
     PrefillItem* items = nullptr;
     int64_t items_max = 0;
+    // Of queries, an item: two side by side where sequences are long enough, which two blocks then attend
+    // together, or one block one after the other.
+    int32_t item_tiles = 1;
     int64_t bytes = 0;
 };
 

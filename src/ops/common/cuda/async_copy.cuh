@@ -132,6 +132,17 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, co
     }
 }
 
+// The same to the twins of `to` in both blocks of a cluster of two; the twins of `barrier` get the bytes.
+__device__ __forceinline__ void copy_box_to_both(uint32_t to, const CUtensorMap* map, const int (&place)[4],
+                                                 uint32_t barrier) {
+    constexpr uint16_t kBoth = 3;
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+        "l"(map), "r"(place[0]), "r"(place[1]), "r"(place[2]), "r"(place[3]), "r"(barrier), "h"(kBoth)
+        : "memory");
+}
+
 // `bytes` from global memory, a multiple of 16, both addresses 16-byte aligned.
 __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
     asm volatile(

@@ -21,6 +21,10 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
+// That all have come here, without what they wrote.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
 // Its halves: every thread of every block arrives; those wait that need it. No thread ends between them.
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -33,6 +37,11 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t address, uint32_t 
     uint32_t out;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
     return out;
+}
+// Arrives at the twin of `barrier` in another block.
+__device__ __forceinline__ void barrier_arrive_in(uint32_t barrier, uint32_t rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank))
+                 : "memory");
 }
 // Four values to an address from address_in_block(), 16-byte aligned; `barrier`, of the same block, gets
 // their bytes.
