@@ -285,18 +285,28 @@ void DeviceForward::block(cudaStream_t stream, const DeviceBatch& batch, const D
     feed_forward(stream, batch, layer);
 }
 
+// Whether decode attention itself writes what an e4m3 o projection reads.
+bool DeviceForward::decode_quantises(const DeviceLayer& layer) const {
+    return layer.o.dtype == DType::kFloat8E4M3 && !options_.deterministic && config_.group_size() <= 16;
+}
+
 void DeviceForward::attention_out(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
     const PassSection section = this->section(stream, PassOperator::kAttentionOut);
     const int64_t rows = batch.tokens_count;
-    const void* attended = attention_;
-    if (layer.o.dtype == DType::kFloat8E4M3) {
-        quantize_cuda(stream, {.x = attention_,
-                               .count = rows * config_.q_width(),
+    const bool fp8 = layer.o.dtype == DType::kFloat8E4M3;
+    const int64_t quantised = decode_quantises(layer) ? batch.decode_rows : 0;
+    if (fp8 && rows > quantised) {
+        const int64_t first = quantised * config_.q_width();
+        quantize_cuda(stream, {.x = attention_ + first,
+                               .count = rows * config_.q_width() - first,
                                .scale = layer.o.input_scale,
-                               .y = attention8_});
-        attended = attention8_;
+                               .y = attention8_ + first});
     }
-    project(stream, layer.o, {.x = attended, .y = residual_, .rows = rows, .accumulate = true});
+    project(stream, layer.o,
+            {.x = fp8 ? static_cast<const void*>(attention8_) : attention_,
+             .y = residual_,
+             .rows = rows,
+             .accumulate = true});
 }
 
 void DeviceForward::qkv_post(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer,
@@ -368,6 +378,8 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
                                        .q_stride = qkv_width(),
                                        .out = attention_,
                                        .out_stride = config_.q_width(),
+                                       .out8 = decode_quantises(layer) ? attention8_ : nullptr,
+                                       .out8_scale = layer.o.input_scale,
                                        .scale = scale,
                                        .settled = true});
     }

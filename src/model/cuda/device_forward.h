@@ -100,6 +100,7 @@ class DeviceForward {
     void block(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer, int64_t kv_layer);
     void attend(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer, int64_t kv_layer);
     void qkv_post(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer, int64_t kv_layer);
+    bool decode_quantises(const DeviceLayer& layer) const;
     void attention_out(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer);
     void route(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer);
     void feed_forward(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer);

@@ -67,6 +67,9 @@ struct DecodeCudaArgs {
     int64_t q_stride = 0;  // elements between rows, a multiple of 8
     void* out = nullptr;   // [batch * q_len, q_heads * 128] bfloat16; empty rows become zeros
     int64_t out_stride = 0;
+    // In place of out: e4m3(its elements / out8_scale), or null. For q_len * group up to 16.
+    uint8_t* out8 = nullptr;
+    float out8_scale = 1;
     float* lse = nullptr;  // [batch * q_len, q_heads], or null: the logarithm of the sum of e^score; empty
                            // rows get -infinity
     float scale = 0;       // 1 / sqrt(head_dim)

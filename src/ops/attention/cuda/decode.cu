@@ -484,17 +484,30 @@ class Consumer {
         if (Fp8 && args_.decode.kv.v_scales != nullptr) {
             factor = __fdividef(args_.decode.kv.v_scales[kv_head()], share.sum);
         }
-        auto* to = static_cast<__nv_bfloat16*>(args_.decode.out) + output_place(sequence, slice.row);
+        const int64_t to = output_place(sequence, slice.row);
         const int first = dim_of(slice.warp, 0, place);
         const int second = dim_of(slice.warp, 1, place);
-        to[first] = __float2bfloat16_rn(share.out.x * factor);
-        to[first + kNextDim] = __float2bfloat16_rn(share.out.y * factor);
-        to[second] = __float2bfloat16_rn(share.out.z * factor);
-        to[second + kNextDim] = __float2bfloat16_rn(share.out.w * factor);
+        write(to + first, share.out.x * factor);
+        write(to + first + kNextDim, share.out.y * factor);
+        write(to + second, share.out.z * factor);
+        write(to + second + kNextDim, share.out.w * factor);
         if (slice.warp == 0 && place == 0 && args_.decode.lse != nullptr) {
             args_.decode.lse[lse_place(sequence, slice.row)] =
                 (share.base - kShift + log2f(share.sum)) * kLn2;
         }
+    }
+
+    __device__ __forceinline__ void write(int64_t place, float value) const {
+        const DecodeCudaArgs& decode = args_.decode;
+        // With 32 rows there are no registers left for it.
+        if constexpr (Rows <= kDecodeRowsOfE4m3) {
+            if (decode.out8 != nullptr) {
+                const float code = args_.out8_divide.for_e4m3(round_bf16(value));
+                decode.out8[place] = static_cast<uint8_t>(pack_e4m3(code, 0));
+                return;
+            }
+        }
+        static_cast<__nv_bfloat16*>(decode.out)[place] = __float2bfloat16_rn(value);
     }
 
     __device__ __forceinline__ int64_t token_of(int32_t sequence, int row) const {
@@ -513,8 +526,7 @@ class Consumer {
     }
     __device__ __forceinline__ void write_empty(int32_t sequence) const {
         for (int row = 0; row < args_.rows.each; ++row) {
-            static_cast<__nv_bfloat16*>(args_.decode.out)[output_place(sequence, row) + threadIdx.x] =
-                __float2bfloat16_rn(0);
+            write(output_place(sequence, row) + threadIdx.x, 0);
             if (threadIdx.x == 0 && args_.decode.lse != nullptr) {
                 args_.decode.lse[lse_place(sequence, row)] = -INFINITY;
             }
@@ -598,7 +610,10 @@ namespace tessera {
 void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args) {
     const cuda::DecodeKernelArgs kernel_args{.decode = args,
                                              .layout = cuda::make_decode_layout(args.plan),
-                                             .rows = cuda::make_decode_rows(args.plan)};
+                                             .rows = cuda::make_decode_rows(args.plan),
+                                             .out8_divide = {args.out8_scale, 1 / args.out8_scale}};
+    check(args.out8 == nullptr || kernel_args.rows.padded <= cuda::kDecodeRowsOfE4m3,
+          "attention decode: out8 takes at most 16 rows of a KV head");
     const bool scaled = args.kv.k_scales_offset >= 0;
     if (args.kv.dtype == DType::kFloat8E4M3) {
         scaled ? cuda::launch_decode<true, true>(stream, kernel_args)

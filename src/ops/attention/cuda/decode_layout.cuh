@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ops/attention/cuda/attention_cuda.h"
+#include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/reduce.cuh"
 
@@ -43,10 +44,13 @@ struct DecodeLayout {
     int64_t bytes = 0;
 };
 
+inline constexpr int kDecodeRowsOfE4m3 = 16;  // padded, of a KV head, for which out8 is built
+
 struct DecodeKernelArgs {
     DecodeCudaArgs decode;
     DecodeLayout layout;
     DecodeRows rows;
+    Divider out8_divide{};
 };
 
 DecodeRows make_decode_rows(const DecodePlanCudaArgs& plan);
