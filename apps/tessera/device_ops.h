@@ -18,6 +18,7 @@ struct DeviceOpsArgs {
     uint64_t seed = 1;  // of the random inputs
     bool small = false;
     bool json = false;
+    std::string only;  // bench: the cases with this in shape or dtype
 };
 
 Status list_cuda_ops();

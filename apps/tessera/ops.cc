@@ -24,6 +24,7 @@ struct Arguments {
     std::string variant;  // empty = all that the processor has (test), the best (bench)
     int32_t threads = 0;
     bool json = false;
+    std::string only;  // bench: the cases with this in shape or dtype
     // CUDA only.
     bool small = false;
     std::optional<uint64_t> seed;  // fresh inputs when left out
@@ -153,13 +154,16 @@ int bench_operators(const Arguments& arguments, OpContext& context) {
         fmt::print("{:<12} {:<52} {:<9} {:<8} {:>11} {:>11} {:>10} {:>6}\n", "operator", "shape", "dtype",
                    "variant", "us", "hot_us", "floor_us", "ratio");
     }
+    int ran = 0;
     for (const SimdVariant& variant : chosen_variants(arguments, false)) {
         force_simd(variant.target);
         for (const OpEntry* entry : chosen_operators(arguments)) {
             for (const OpCase& op_case : entry->cases()) {
-                if (!op_case.bench) {
+                const std::string name = fmt::format("{} {}", op_case.shape, op_case.dtype);
+                if (!op_case.bench || name.find(arguments.only) == std::string::npos) {
                     continue;
                 }
+                ++ran;
                 const OpCaseRun run = op_case.prepare();
                 // Beside the case, since other work on the machine changes what it can do.
                 const MachineRates rates{measure_fma_rate(context.threads, 0.02),
@@ -172,7 +176,9 @@ int bench_operators(const Arguments& arguments, OpContext& context) {
         }
     }
     force_simd(0);
-    return 0;
+    return ran > 0 ? 0
+                   : fail(invalid_argument(
+                         fmt::format("no case has '{}' in its shape or dtype", arguments.only)));
 }
 
 void add_device(CLI::App& command, Arguments& arguments) {
@@ -238,7 +244,8 @@ int run_on_cuda(const Arguments& arguments, Action action) {
     const DeviceOpsArgs args{.name = arguments.name,
                              .seed = arguments.seed.value_or(static_cast<uint64_t>(now_ns()) % 1'000'000),
                              .small = arguments.small,
-                             .json = arguments.json};
+                             .json = arguments.json,
+                             .only = arguments.only};
     if (action == Action::kBench) {
         const Status done = bench_cuda_ops(args);
         return done.ok() ? 0 : fail(done);
@@ -267,6 +274,8 @@ int run_ops(int argc, char** argv) {
     test->add_flag("--small", arguments.small,
                    "cuda: the small cases alone, as compute-sanitizer wants them");
     bench->add_flag("--json", arguments.json, "one JSON object a line");
+    bench->add_option("--only", arguments.only,
+                      "the cases with this in their shape or dtype, such as 'tokens=64 '");
     app.footer(
         "us = median with cold level-2 caches, hot_us = straight after one another; floor_us = the larger\n"
         "of bytes over the measured read bandwidth and multiply-adds over the measured FMA rate;\n"

@@ -4,6 +4,7 @@ appends JSON lines with peer (the fastest one) and peer_us.
 
     bench/peers/side_by_side_cuda.py build/cuda/tessera --append bench/baselines/h200.jsonl
     bench/peers/side_by_side_cuda.py build/cuda/tessera --op moe --op linear
+    bench/peers/side_by_side_cuda.py build/cuda/tessera --op moe --only TP8 --family triton_peer
 
 Peers are optional: a family whose package is missing, or a case that it refuses, is skipped with a word. A case that
 differs from its reference is not appended, and makes the exit status 1."""
@@ -16,7 +17,7 @@ import shutil
 import subprocess
 import sys
 
-FAMILIES = ("cublas_peer", "sdpa_peer", "flashinfer_peer", "triton_peer", "compile_peer")
+FAMILIES = ("cublas_peer", "sdpa_peer", "flashinfer_peer", "triton_peer", "grouped_mm_peer", "compile_peer")
 
 
 def load_families(names):
@@ -33,9 +34,10 @@ def first_line(error):
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
 
 
-def our_lines(binary, operators):
+def our_lines(binary, operators, only):
     for operator in operators or [""]:
-        command = [binary, "ops", "bench", *([operator] if operator else []), "--device", "cuda", "--json", "--seed", "1"]
+        command = [binary, "ops", "bench", *([operator] if operator else []), "--device", "cuda", "--json", "--seed", "1",
+                   "--only", only]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         if done.returncode != 0 and not any(line["wrong"] for line in lines):
@@ -81,6 +83,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("binary")
     parser.add_argument("--op", action="append", help="one operator, may be repeated; all when left out")
+    parser.add_argument("--only", default="", help="the cases with this in their shape or dtype")
     parser.add_argument("--family", action="append", choices=FAMILIES, help="of peers; all when left out")
     parser.add_argument("--append", help="file of JSON lines")
     parser.add_argument("--commit", default=commit(), help="written into the lines")
@@ -96,7 +99,7 @@ def main():
     print(f"{'operator':<17} {'shape':<58} {'dtype':<8} {'us':>9} {'hot_us':>9} {'burst_us':>9} {'floor_us':>9} {'floor':>5} "
           f"{'ahead':>6}  peers, cold us")
     wrong = 0
-    for line in our_lines(options.binary, options.op):
+    for line in our_lines(options.binary, options.op, options.only):
         if line["wrong"]:
             print(f"WRONG {line['op']} [{line['shape']}] {line['dtype']}: {line['wrong']} elements", flush=True)
             wrong += 1

@@ -93,6 +93,15 @@ def test_ops_flags_of_a_device_are_refused_on_the_cpu(flags):
     assert done.returncode == 2 and "--device cuda" in done.stderr
 
 
+def test_ops_bench_times_the_cases_asked_for():
+    command = [BINARY, "ops", "bench", "rms_norm", "--json", "--threads", "1", "--only"]
+    done = subprocess.run([*command, "rows=1 "], capture_output=True, text=True, timeout=120)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and lines and all("rows=1 " in line["shape"] for line in lines)
+    done = subprocess.run([*command, "no such shape"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "no case has 'no such shape'" in done.stderr
+
+
 def test_a_context_without_room_for_an_answer():
     done = run("serve", "--port", "0", "--max-model-len", "1")
     assert done.returncode == 1

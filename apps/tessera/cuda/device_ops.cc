@@ -6,7 +6,7 @@ namespace tessera {
 namespace {
 
 CudaReportArgs report_args(const DeviceOpsArgs& args) {
-    return {.name = args.name, .seed = args.seed, .small = args.small, .json = args.json};
+    return {.name = args.name, .seed = args.seed, .small = args.small, .json = args.json, .only = args.only};
 }
 
 }  // namespace

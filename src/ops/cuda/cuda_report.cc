@@ -161,11 +161,14 @@ Status bench_cuda_operators(const CudaReportArgs& args) {
     }
     const Stream stream;
     int wrong = 0;
+    int ran = 0;
     for (const CudaOpEntry* entry : *chosen) {
         for (const CudaOpCase& op_case : entry->cases()) {
-            if (!op_case.bench) {
+            const std::string name = fmt::format("{} {}", op_case.shape, op_case.dtype);
+            if (!op_case.bench || name.find(args.only) == std::string::npos) {
                 continue;
             }
+            ++ran;
             MemoryBudget budget(device->free_bytes);
             const CudaCaseRun run =
                 op_case.prepare({budget, cuda_case_sets(op_case, device->l2_bytes), args.seed});
@@ -178,6 +181,9 @@ Status bench_cuda_operators(const CudaReportArgs& args) {
                            entry->name, op_case.shape, op_case.dtype, error.mismatches, error.compared);
             }
         }
+    }
+    if (ran == 0) {
+        return invalid_argument(fmt::format("no case has '{}' in its shape or dtype", args.only));
     }
     return wrong == 0 ? Status()
                       : data_loss(fmt::format("{} cases differ from their references: see `tessera ops test`",

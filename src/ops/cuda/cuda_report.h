@@ -14,6 +14,7 @@ struct CudaReportArgs {
     uint64_t seed = 1;      // of the random inputs
     bool small = false;     // test: the small cases alone, for compute-sanitizer
     bool json = false;      // bench: one JSON object a line in place of a table
+    std::string_view only;  // bench: the cases with this in shape or dtype; empty: all
 };
 
 void list_cuda_operators();
@@ -23,8 +24,8 @@ std::vector<std::string_view> cuda_operator_names();
 // when there is no such operator or no device.
 Result<int> test_cuda_operators(const CudaReportArgs& args);
 
-// One line a case on standard output. A Status as above, or when a case differs from its reference: each such
-// is named on standard error.
+// One line a case on standard output. A Status as above, when there is no such case, or when a case differs
+// from its reference: each such is named on standard error.
 Status bench_cuda_operators(const CudaReportArgs& args);
 
 }  // namespace tessera
