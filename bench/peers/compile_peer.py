@@ -5,6 +5,7 @@ import torch
 from cuda_peer import BF16, FP8, random
 
 MAX_FP8 = 448.0
+torch._dynamo.config.recompile_limit = 64  # of one function: it is compiled for each shape
 
 
 def peers(case):
@@ -122,24 +123,42 @@ def router_topk(case):
 
 
 def sample_kind(case):
-    return next((word for word in ("temperature", "top_k=50") if word in case.words),
+    return next((word for word in ("temperature", "penalties", "top_k=50") if word in case.words),
                 "greedy" if case.words[-1] == "greedy" else None)
 
 
-def _sample(logits, kind):
+def history(case):
+    """Which tokens a row's prompt had, and how often each was made: fifty tokens of either."""
+    rows, vocab = case.n["rows"], case.n["vocab"]
+    places = torch.randint(vocab, (2, rows, 50), device="cuda")
+    seen = torch.zeros(rows, vocab, device="cuda", dtype=torch.bool).scatter_(1, places[0], True)
+    counts = torch.zeros(rows, vocab, device="cuda", dtype=torch.int32)
+    return seen, counts.scatter_add_(1, places[1], torch.ones_like(places[1], dtype=torch.int32))
+
+
+def penalise(logits, seen, counts):
+    made = counts > 0
+    logits = torch.where(seen | made, torch.where(logits > 0, logits / 1.1, logits * 1.1), logits)
+    return (logits - 0.1 * counts - 0.2 * made) / 0.8
+
+
+def _sample(logits, kind, seen, counts):
+    if kind == "penalties":
+        logits = penalise(logits, seen, counts)
     if kind == "greedy":
         return logits.argmax(-1)
     if kind == "temperature":
         noise = torch.empty_like(logits).exponential_()
         return (torch.softmax(logits / 0.9, -1) / noise).argmax(-1)
-    values, ids = torch.topk(logits / 0.9, 50)
+    values, ids = torch.topk(logits if kind == "penalties" else logits / 0.9, 50)
     probs = torch.softmax(values, -1)
-    probs = torch.where(probs.cumsum(-1) - probs < 0.95, probs, 0.0)
+    probs = torch.where(probs.cumsum(-1) - probs < (0.9 if kind == "penalties" else 0.95), probs, 0.0)
     best = (probs / torch.empty_like(probs).exponential_()).argmax(-1, keepdim=True)
     return ids.gather(1, best)
 
 
 def sample(case):
     logits, kind = torch.rand(case.n["rows"], case.n["vocab"], device="cuda") * 24 - 12, sample_kind(case)
+    seen, counts = history(case) if kind == "penalties" else (None, None)
     call = compiled(_sample)
-    return lambda: call(logits, kind)
+    return lambda: call(logits, kind, seen, counts)

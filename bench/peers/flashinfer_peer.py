@@ -4,6 +4,7 @@ name a folder where they are already."""
 import flashinfer
 import torch
 
+import compile_peer
 from cuda_peer import BF16, FP8, random
 
 PAGE = 64
@@ -21,8 +22,10 @@ def peers(case):
             yield "FlashInfer FA3", lambda: prefill(case, "fa3")
     if case.op == "rms_norm" and "add" in case.words and not {"and", "scales"} & set(case.words):
         yield "FlashInfer", lambda: norm(case)
-    if case.op == "sample" and not {"penalties", "everything"} & set(case.words):
-        if "temperature" in case.words or {"top_k=50", "top_p=0.95"} <= set(case.words):
+    if case.op == "sample" and "everything" not in case.words:
+        if "penalties" in case.words:
+            yield "FlashInfer, penalties by torch.compile", lambda: sample(case)
+        elif {"temperature", "top_k=50"} & set(case.words):
             yield "FlashInfer", lambda: sample(case)
 
 
@@ -119,8 +122,14 @@ def norm(case):
 
 
 def sample(case):
-    """The logits come divided by their temperature: FlashInfer's samplers do not divide."""
+    """Without penalties the logits come divided by their temperature: FlashInfer's samplers do not divide."""
     logits = torch.rand(case.n["rows"], case.n["vocab"], device="cuda") * 24 - 12
     if "temperature" in case.words:
         return lambda: flashinfer.sampling.sampling_from_logits(logits, seed=1, offset=0)
-    return lambda: flashinfer.sampling.top_k_top_p_sampling_from_logits(logits, 50, 0.95, seed=1, offset=0)
+    top_p = next(float(word[6:]) for word in case.words if word.startswith("top_p="))
+    choose = flashinfer.sampling.top_k_top_p_sampling_from_logits
+    if "penalties" not in case.words:
+        return lambda: choose(logits, 50, top_p, seed=1, offset=0)
+    seen, counts = compile_peer.history(case)
+    penalise = compile_peer.compiled(compile_peer.penalise)
+    return lambda: choose(penalise(logits, seen, counts), 50, top_p, seed=1, offset=0)

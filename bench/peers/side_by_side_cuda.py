@@ -5,6 +5,7 @@ appends JSON lines with peer (the fastest one) and peer_us.
     bench/peers/side_by_side_cuda.py build/cuda/tessera --append bench/baselines/h200.jsonl
     bench/peers/side_by_side_cuda.py build/cuda/tessera --op moe --op linear
     bench/peers/side_by_side_cuda.py build/cuda/tessera --op moe --only TP8 --family triton_peer
+    bench/peers/side_by_side_cuda.py --lines ours.jsonl --only "tokens=64 " --only "tokens=512 "
 
 Peers are optional: a family whose package is missing, or a case that it refuses, is skipped with a word. A case that
 differs from its reference is not appended, and makes the exit status 1."""
@@ -12,6 +13,7 @@ differs from its reference is not appended, and makes the exit status 1."""
 import argparse
 import datetime
 import importlib
+import itertools
 import json
 import shutil
 import subprocess
@@ -34,10 +36,19 @@ def first_line(error):
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
 
 
+def read_lines(path, operators, only):
+    """Those of `ops bench --json` that were asked for, from a run before this one on the same machine."""
+    with open(path) as file:
+        for line in map(json.loads, file):
+            wanted = any(words in f"{line['shape']} {line['dtype']}" for words in only or [""])
+            if wanted and (not operators or line["op"] in operators):
+                yield line
+
+
 def our_lines(binary, operators, only):
-    for operator in operators or [""]:
+    for operator, words in itertools.product(operators or [""], only or [""]):
         command = [binary, "ops", "bench", *([operator] if operator else []), "--device", "cuda", "--json", "--seed", "1",
-                   "--only", only]
+                   "--only", words]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         if done.returncode != 0 and not any(line["wrong"] for line in lines):
@@ -81,14 +92,15 @@ def commit():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("binary")
+    parser.add_argument("binary", nargs="?", help="tessera; with --lines it is not run")
+    parser.add_argument("--lines", help="what `ops bench --json` has printed")
     parser.add_argument("--op", action="append", help="one operator, may be repeated; all when left out")
-    parser.add_argument("--only", default="", help="the cases with this in their shape or dtype")
+    parser.add_argument("--only", action="append", help="the cases with this in their shape or dtype, may be repeated")
     parser.add_argument("--family", action="append", choices=FAMILIES, help="of peers; all when left out")
     parser.add_argument("--append", help="file of JSON lines")
     parser.add_argument("--commit", default=commit(), help="written into the lines")
     options = parser.parse_args()
-    if not shutil.which(options.binary):
+    if not options.lines and not (options.binary and shutil.which(options.binary)):
         sys.exit(f"{options.binary}: is no program; build it with PRESET=cuda make build")
     try:
         timing = importlib.import_module("cuda_peer")
@@ -99,12 +111,16 @@ def main():
     print(f"{'operator':<17} {'shape':<58} {'dtype':<8} {'us':>9} {'hot_us':>9} {'burst_us':>9} {'floor_us':>9} {'floor':>5} "
           f"{'ahead':>6}  peers, cold us")
     wrong = 0
-    for line in our_lines(options.binary, options.op, options.only):
+    lines = (read_lines(options.lines, options.op, options.only) if options.lines
+             else our_lines(options.binary, options.op, options.only))
+    for line in lines:
         if line["wrong"]:
             print(f"WRONG {line['op']} [{line['shape']}] {line['dtype']}: {line['wrong']} elements", flush=True)
             wrong += 1
             continue
         peers = measure(line, families, timing) if families else {}
+        if options.lines and not peers:
+            continue  # it is there already
         if peers:
             best = min(peers, key=lambda peer: peers[peer][0])
             line |= {"peer": best, "peer_us": round(peers[best][0], 3),

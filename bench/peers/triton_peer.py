@@ -14,7 +14,7 @@ def peers(case):
         yield "Triton", lambda: add_rms_norm(case)
     if case.op == "router_topk":
         yield "Triton", lambda: router(case)
-    if case.op == "moe" and case.n["experts"] > 0:
+    if case.op == "moe" and case.n.get("experts", 0) > 0 and not {"zipf", "hot"} & set(case.words):
         yield "Triton fused MoE, without sorting", lambda: moe(case)
 
 
