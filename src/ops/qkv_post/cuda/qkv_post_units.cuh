@@ -116,9 +116,12 @@ __device__ __forceinline__ HadamardSigns hadamard_signs(int lane) {
     }
     return signs;
 }
-// sums[i]: of elements whose lowest bits are i. Bit 5 clear, first and second head; bit 5 set, the same.
+// sums[i]: of elements whose lowest bits are i. Bit 5 clear, first and second head; bit 5 set, the same. An
+// element's bit 2 is no part of the products: a sum and a difference of two results cost less than twice as
+// many products.
 __device__ __forceinline__ void hadamard(const LaneHead& head, const HadamardSigns& signs,
                                          float (&sums)[8][4]) {
+    constexpr float kScale = 0.08838834764831845f;  // 1 / sqrt(128)
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
 #pragma unroll
@@ -131,9 +134,18 @@ __device__ __forceinline__ void hadamard(const LaneHead& head, const HadamardSig
         const uint32_t low = pack_bf16(head.v[0][j], head.v[1][j]);
         const uint32_t high = pack_bf16(head.v[2][j], head.v[3][j]);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int odd = ((i & j) >> 2 ^ (i & j) >> 1 ^ (i & j)) & 1;
-            mma_16x8<false>(sums[i], odd != 0 ? signs.minus : signs.plus, low, high);
+        for (int i = 0; i < 4; ++i) {
+            const int odd = ((i & j) >> 1 ^ (i & j)) & 1;
+            mma_16x8<false>(sums[j / 4 * 4 + i], odd != 0 ? signs.minus : signs.plus, low, high);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const float second = sums[i + 4][n] * kScale;
+            sums[i + 4][n] = fmaf(sums[i][n], kScale, -second);
+            sums[i][n] = fmaf(sums[i][n], kScale, second);
         }
     }
 }
@@ -143,21 +155,28 @@ template <int Pieces>
 struct LanePieces {
     uint4 piece[Pieces];
 };
+// Of two pairs; the signs mean nothing.
 __device__ __forceinline__ uint32_t larger_magnitude(uint32_t a, uint32_t b) {
-    const __nv_bfloat162 larger = __hmax2(__habs2(*reinterpret_cast<const __nv_bfloat162*>(&a)),
-                                          __habs2(*reinterpret_cast<const __nv_bfloat162*>(&b)));
-    return *reinterpret_cast<const uint32_t*>(&larger);
+    uint32_t larger;
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
 }
 // The largest magnitude of a head, which lies in the lanes whose numbers differ in bits of Others only.
 template <int Others, int Pieces>
 __device__ __forceinline__ float largest_of_head(const LanePieces<Pieces>& head) {
-    uint32_t largest = 0;
+    uint32_t of_piece[Pieces];
 #pragma unroll
-    for (const uint4& piece : head.piece) {
-        largest = larger_magnitude(largest, larger_magnitude(larger_magnitude(piece.x, piece.y),
-                                                             larger_magnitude(piece.z, piece.w)));
+    for (int p = 0; p < Pieces; ++p) {
+        const uint4& piece = head.piece[p];
+        of_piece[p] =
+            larger_magnitude(larger_magnitude(piece.x, piece.y), larger_magnitude(piece.z, piece.w));
     }
-    float of_lane = fmaxf(low_bf16(largest), high_bf16(largest));
+    uint32_t largest = of_piece[0];
+#pragma unroll
+    for (int p = 1; p < Pieces; ++p) {
+        largest = larger_magnitude(largest, of_piece[p]);
+    }
+    float of_lane = fmaxf(fabsf(low_bf16(largest)), fabsf(high_bf16(largest)));
 #pragma unroll
     for (int bit = 1; bit < kWarp; bit *= 2) {
         if ((Others & bit) != 0) {
@@ -191,15 +210,19 @@ __device__ __forceinline__ void store_pieces(const LanePieces<Pieces>& head, con
     }
 }
 
-// The quotient of a head that has a scale of its own: one product, within two units of its last place.
+// A head's own scale. The quotient by it is one product, within two units of its last place.
 inline constexpr float kE4m3Max = 448;
 struct OwnScale {
+    float scale;
     float inverse;
 
     __device__ __forceinline__ float operator()(float value) const { return value * inverse; }
 };
 __device__ __forceinline__ OwnScale own_scale(float largest) {
-    return {__fdiv_rn(kE4m3Max, largest)};
+    const float scale = Divider{kE4m3Max, 1 / kE4m3Max}(largest);
+    float rough;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(rough) : "f"(scale));  // neither is subnormal
+    return {scale, fmaf(fmaf(-scale, rough, 1.0f), rough, rough)};
 }
 
 // Where a lane's pieces go.
@@ -225,9 +248,9 @@ struct Units {
     __device__ static int place() { return lane() % Lanes; }
     __device__ int q_heads() const { return static_cast<int>(args.q_heads); }
     __device__ int kv_heads() const { return static_cast<int>(args.kv_heads); }
-    // Both are numbers of 32 bits.
-    __device__ static int64_t wide(int number, int64_t stride) {
-        return int64_t{number} * static_cast<int>(stride);
+    // Both are numbers of 32 bits and not negative.
+    __device__ static uint64_t wide(int number, int64_t stride) {
+        return uint64_t{static_cast<uint32_t>(number)} * static_cast<uint32_t>(stride);
     }
 
     __device__ __forceinline__ void set_token(int number, const ManyPlace& at) {
@@ -256,22 +279,20 @@ struct Units {
                 exists = head < kv_heads();
             }
         }
-        return exists ? load_lane<Lanes>(from + head * kHeadDim + 8 * place()) : LaneRaw{};
+        return exists ? load_lane<Lanes>(from + static_cast<uint32_t>(head * kHeadDim + 8 * place()))
+                      : LaneRaw{};
     }
-    __device__ __forceinline__ void make(int unit, const LaneRaw& raw) const {
+    // value: the unit's elements as they came.
+    __device__ __forceinline__ void make(int unit, LaneHead& value) const {
         if (unit >= args.qk_units) {
-            store_v((unit - args.qk_units) * kHeads + lane() / Lanes, raw);
+            store_v((unit - args.qk_units) * kHeads + lane() / Lanes, value);
             return;
         }
         const int first_head = unit * kHeads;
         const int head = first_head + lane() / Lanes;
         const __nv_bfloat16* weights = head < q_heads() ? args.q_norm : args.k_norm;
-        LaneHead value;
-        unpack(raw, value);
         const float scale = inverse_norm<Lanes>(value, args.eps);
-        if (weights != nullptr) {
-            apply_norm(value, scale, load_lane<Lanes>(weights + 8 * place()));
-        }
+        apply_norm(value, scale, load_lane<Lanes>(weights + 8 * place()));
         rotate(value, angles);
         if constexpr (Hadamard) {
             finish_hadamard(first_head, value);
@@ -281,12 +302,15 @@ struct Units {
             for (int p = 0; p < 4; ++p) {
                 out.piece[p] = pack_bf16x8(value.v[p]);
             }
-            store_qk<8 * Lanes>({head, 8 * place()}, out, largest_of_head<Lanes - 1>(out));
+            store_qk<8 * Lanes>({head, 8 * place()}, out, largest_if_used<Lanes - 1>(out));
         }
     }
 
+    template <int Others, int Pieces>
+    __device__ __forceinline__ float largest_if_used(const LanePieces<Pieces>& head) const {
+        return args.q8 != nullptr || args.k_scale_offset >= 0 ? largest_of_head<Others>(head) : 0.0f;
+    }
     __device__ __forceinline__ void finish_hadamard(int first_head, const LaneHead& head) const {
-        constexpr float kScale = 0.08838834764831845f;  // 1 / sqrt(128)
         float sums[8][4];
         hadamard(head, signs, sums);
         const int first = 8 * (lane() / 4 % 4) + 64 * (lane() / 16);
@@ -298,11 +322,11 @@ struct Units {
                 float v[8];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    v[i] = sums[i][2 * p + h] * kScale;
+                    v[i] = sums[i][2 * p + h];
                 }
                 value.piece[p] = pack_bf16x8(v);
             }
-            const float largest = largest_of_head<28>(value);
+            const float largest = largest_if_used<28>(value);
             store_qk<32>({first_head + 2 * (lane() % 4) + h, first}, value, largest);
         }
     }
@@ -320,13 +344,14 @@ struct Units {
             store_k<Apart>({k_head, to.first}, value, largest);
             return;
         }
-        const int element = to.head * kHeadDim + to.first;
+        const auto element = static_cast<uint32_t>(to.head * kHeadDim + to.first);
         if (args.q8 != nullptr) {
+            const OwnScale own = own_scale(largest);
             if (to.first == 0) {
-                args.q8_scale[index * args.q_heads + to.head] = largest / kE4m3Max;
+                args.q8_scale[index * q_heads() + to.head] = own.scale;
             }
             auto* row = reinterpret_cast<std::byte*>(args.q8) + wide(index, args.q8_stride);
-            store_pieces<Apart>(value, own_scale(largest), row + element);
+            store_pieces<Apart>(value, own, row + element);
             return;
         }
         store_pieces<Apart>(
@@ -336,16 +361,17 @@ struct Units {
     __device__ __forceinline__ void store_k(const ManyPieces& to, const LanePieces<Pieces>& value,
                                             float largest) const {
         if (args.k_scale_offset >= 0) {
+            const OwnScale own = own_scale(largest);
             if (to.first == 0) {
                 auto* scales = reinterpret_cast<float*>(page() + args.k_scale_offset);
-                scales[to.head * kPageSlots + slot] = largest / kE4m3Max;
+                scales[to.head * kPageSlots + slot] = own.scale;
             }
-            store_kv<Apart>(page() + args.k_offset, to, value, own_scale(largest));
+            store_kv<Apart>(page() + args.k_offset, to, value, own);
             return;
         }
         store_kv<Apart>(page() + args.k_offset, to, value, Divider{args.k_scale, args.k_scale_inverse});
     }
-    __device__ __forceinline__ void store_v(int head, const LaneRaw& raw) const {
+    __device__ __forceinline__ void store_v(int head, const LaneHead& head_values) const {
         if (head >= kv_heads() || slot < 0) {
             return;
         }
@@ -354,7 +380,7 @@ struct Units {
         LanePieces<4> value;
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
-            value.piece[p] = raw.piece[p];
+            value.piece[p] = pack_bf16x8(head_values.v[p]);
         }
         store_kv<8 * Lanes>(page() + args.v_offset, {head, 8 * place()}, value, divide);
     }
@@ -385,29 +411,31 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitBlocks)
     }
     int token = begin / args.units;
     int unit = begin % args.units;
+    asm volatile("" ::"r"(token), "r"(unit));  // what took divisions is there before the wait begins
     wait_for_previous_kernel();
     let_next_kernel_start();
     ManyPlace at_next = load_place(args, token);
-    LaneRaw raw_next = units.load(token, unit);
+    LaneRaw raw = units.load(token, unit);
     for (int n = begin; n < end; ++n) {
         if (n == begin || unit == 0) {
             units.set_token(token, at_next);
             at_next = load_place(args, token + 1);
         }
-        const LaneRaw raw = raw_next;
         const int now = unit;
+        LaneHead value;
+        unpack(raw, value);
         if (++unit == args.units) {
             unit = 0;
             ++token;
         }
         if (n + 1 < end) {
-            raw_next = units.load(token, unit);
+            raw = units.load(token, unit);
         }
-        units.make(now, raw);
+        units.make(now, value);
     }
 }
 
-// False where there are too few tokens.
+// False where there are too few tokens, or no norm.
 template <int Lanes, bool Hadamard>
 bool launch_units(cudaStream_t stream, const PostArgs& post) {
     constexpr int64_t kOfWarp = kWarp / Lanes;
@@ -415,7 +443,8 @@ bool launch_units(cudaStream_t stream, const PostArgs& post) {
     UnitArgs args{post};
     args.qk_units = static_cast<int>((post.q_heads + post.kv_heads + kOfWarp - 1) / kOfWarp);
     args.units = args.qk_units + static_cast<int>((post.kv_heads + kOfWarp - 1) / kOfWarp);
-    if (post.tokens * args.units < kBlocks * (kUnitThreads / kWarp)) {
+    if (post.tokens * args.units < kBlocks * (kUnitThreads / kWarp) || post.q_norm == nullptr ||
+        post.k_norm == nullptr) {
         return false;
     }
     cuda_check(launch_dependent({dim3(static_cast<unsigned>(kBlocks)), kUnitThreads, 0, stream},
