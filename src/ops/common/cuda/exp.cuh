@@ -8,11 +8,9 @@
 
 namespace tessera::cuda {
 
-__device__ __forceinline__ float exp_f32(float x) {
+// exp_f32() without a branch: several are computed side by side. A NaN may become another.
+__device__ __forceinline__ float exp_f32_straight(float x) {
     using C = ExpConstants;
-    if (x != x) {
-        return x;
-    }
     x = C::kMin > x ? C::kMin : x;
     x = C::kMax < x ? C::kMax : x;
     const float shifted = fmaf(x, C::kLog2E, C::kRound);
@@ -34,6 +32,12 @@ __device__ __forceinline__ float exp_f32(float x) {
     const float scale_a = __int_as_float((half + 127) << 23);
     const float scale_b = __int_as_float((exponent - half + 127) << 23);
     return __fmul_rn(__fmul_rn(p, scale_a), scale_b);
+}
+__device__ __forceinline__ float exp_f32(float x) {
+    if (x != x) {
+        return x;
+    }
+    return exp_f32_straight(x);
 }
 
 __device__ __forceinline__ float sigmoid_f32(float x) {

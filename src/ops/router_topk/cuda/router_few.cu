@@ -193,12 +193,14 @@ __global__ void __launch_bounds__(kThreads, 1) router_few_kernel(FewArgs args) {
         const bool padding = choice.positions != nullptr && choice.positions[token] < 0;
         const int experts = static_cast<int>(args.product.experts);
         for (int expert = static_cast<int>(threadIdx.x); expert < experts; expert += kThreads) {
-            const float bias = choice.bias != nullptr ? choice.bias[expert] : 0;
-            const float logit = collect(args, token, expert);
+            const float bias[1] = {choice.bias != nullptr ? choice.bias[expert] : 0};
+            const float logit[1] = {collect(args, token, expert)};
             if (choice.chosen == nullptr) {
-                args.product.logits[token * args.product.logits_stride + expert] = logit;
+                args.product.logits[token * args.product.logits_stride + expert] = logit[0];
             } else {
-                scores[expert] = expert_score(logit, bias);
+                ExpertScore score[1];
+                score_experts(logit, bias, score);
+                scores[expert] = score[0];
             }
         }
         if (choice.chosen != nullptr) {

@@ -37,10 +37,11 @@ __global__ void __launch_bounds__(kThreads) router_topk_kernel(RouterTopkCudaArg
         return select_nothing(args, token, lane);
     }
     ExpertScore score[PerLane];
+    score_experts(logits, bias, score);
 #pragma unroll
     for (int j = 0; j < PerLane; ++j) {
-        if (lane + kWarp * j < args.experts) {
-            score[j] = expert_score(logits[j], bias[j]);
+        if (lane + kWarp * j >= args.experts) {
+            score[j] = {};
         }
     }
     select_experts(args, token, score, rooms[warp]);
