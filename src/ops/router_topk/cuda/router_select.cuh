@@ -43,11 +43,11 @@ __device__ __forceinline__ void score_experts(const float (&logits)[Count], cons
     }
 }
 
-// A lane's keys in descending order, each with its place before; equal keys stay in order.
+// A lane's keys in descending order, each with a bit for its place before; equal keys stay in order.
 template <int PerLane>
 struct LaneKeys {
     uint32_t key[PerLane];
-    uint32_t place[PerLane];
+    uint32_t bit[PerLane];
 
     __device__ __forceinline__ void sort() {
 #pragma unroll
@@ -56,11 +56,11 @@ struct LaneKeys {
             for (int i = round % 2; i + 1 < PerLane; i += 2) {
                 const bool swap = key[i] < key[i + 1];
                 const uint32_t k = key[i];
-                const uint32_t p = place[i];
+                const uint32_t b = bit[i];
                 key[i] = swap ? key[i + 1] : k;
-                place[i] = swap ? place[i + 1] : p;
+                bit[i] = swap ? bit[i + 1] : b;
                 key[i + 1] = swap ? k : key[i + 1];
-                place[i + 1] = swap ? p : place[i + 1];
+                bit[i + 1] = swap ? b : bit[i + 1];
             }
         }
     }
@@ -68,7 +68,7 @@ struct LaneKeys {
 #pragma unroll
         for (int i = 0; i + 1 < PerLane; ++i) {
             key[i] = drop ? key[i + 1] : key[i];
-            place[i] = drop ? place[i + 1] : place[i];
+            bit[i] = drop ? bit[i + 1] : bit[i];
         }
         key[PerLane - 1] = drop ? 0 : key[PerLane - 1];
     }
@@ -81,15 +81,14 @@ __device__ __forceinline__ uint32_t choose_experts(LaneKeys<PerLane>& keys, int 
     keys.sort();
     for (int round = 0; round < k; ++round) {
         const uint32_t top = __reduce_max_sync(kFullWarp, keys.key[0]);
-        const uint32_t owners = __ballot_sync(kFullWarp, keys.key[0] == top);
-        int winner = __ffs(static_cast<int>(owners)) - 1;
+        bool mine = keys.key[0] == top;
+        const uint32_t owners = __ballot_sync(kFullWarp, mine);
         if ((owners & (owners - 1)) != 0) {  // ties: the lowest expert
-            const uint32_t expert =
-                keys.key[0] == top ? static_cast<uint32_t>(lane) + kWarp * keys.place[0] : 0xFFFFu;
-            winner = static_cast<int>(__reduce_min_sync(kFullWarp, expert) % kWarp);
+            const uint32_t expert = mine ? static_cast<uint32_t>(lane) + kWarp * keys.bit[0] : ~0u;
+            mine = __reduce_min_sync(kFullWarp, expert) == expert && mine;
         }
-        chosen |= lane == winner ? 1u << keys.place[0] : 0u;
-        keys.drop_first(lane == winner);
+        chosen |= mine ? keys.bit[0] : 0u;
+        keys.drop_first(mine);
     }
     return chosen;
 }
@@ -117,7 +116,7 @@ __device__ __forceinline__ void select_experts(const RouterTopkCudaArgs& args, i
 #pragma unroll
     for (int j = 0; j < PerLane; ++j) {
         keys.key[j] = score[j].key;
-        keys.place[j] = static_cast<uint32_t>(j);
+        keys.bit[j] = 1u << j;
     }
     const uint32_t chosen = choose_experts(keys, k, lane);
     int before = 0;  // chosen experts of lower index
