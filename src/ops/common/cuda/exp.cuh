@@ -40,11 +40,63 @@ __device__ __forceinline__ float exp_f32(float x) {
     return exp_f32_straight(x);
 }
 
-__device__ __forceinline__ float sigmoid_f32(float x) {
-    return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_f32(-x)));
+// Divisors of 1 and more and their quotients side by side: what the hardware's own estimate can begin takes
+// four multiply-adds, and one branch for all leads to what it cannot.
+template <int Count>
+struct SigmoidQuotients {
+    float below[Count];    // 1 + exp(-x)
+    float inverse[Count];  // of `below`, nearly
+    float largest = 0;
+
+    __device__ __forceinline__ explicit SigmoidQuotients(const float (&x)[Count]) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            below[i] = __fadd_rn(1.0f, exp_f32_straight(-x[i]));
+            largest = fmaxf(largest, below[i]);
+            float rough;
+            asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(rough) : "f"(below[i]));
+            inverse[i] = fmaf(fmaf(-below[i], rough, 1.0f), rough, rough);
+        }
+    }
+    // value / below[i], rounded as the division is, for values of 2^-100 and more.
+    __device__ __forceinline__ float divide(float value, int i) const {
+        const float quotient = __fmul_rn(value, inverse[i]);
+        return fmaf(fmaf(-below[i], quotient, value), inverse[i], quotient);
+    }
+    __device__ __forceinline__ bool far() const { return !(largest < 0x1p+100f); }
+};
+
+// ops/common/exp.h's sigmoid_f32() of several.
+template <int Count>
+__device__ __forceinline__ void sigmoid_f32(const float (&x)[Count], float (&y)[Count]) {
+    const SigmoidQuotients<Count> quotients(x);
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+        y[i] = quotients.divide(1, i);
+    }
+    if (quotients.far()) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            y[i] = __fdiv_rn(1.0f, quotients.below[i]);
+        }
+    }
 }
-__device__ __forceinline__ float silu_f32(float x) {
-    return __fdiv_rn(x, __fadd_rn(1.0f, exp_f32(-x)));
+// Its silu_f32() of several.
+template <int Count>
+__device__ __forceinline__ void silu_f32(const float (&x)[Count], float (&y)[Count]) {
+    const SigmoidQuotients<Count> quotients(x);
+    float smallest = 1;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+        y[i] = quotients.divide(x[i], i);
+        smallest = fminf(smallest, fabsf(x[i]));
+    }
+    if (quotients.far() || smallest < 0x1p-100f) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            y[i] = __fdiv_rn(x[i], quotients.below[i]);
+        }
+    }
 }
 
 }  // namespace tessera::cuda

@@ -14,32 +14,15 @@ struct ExpertScore {
     float score = 0;
     uint32_t key = 0;  // 0 = below every expert
 };
-// sigmoid_f32() of several, and the keys. One branch for all, so that they are computed side by side: a
-// quotient that the hardware's own estimate can begin takes four multiply-adds, the others are rare. bias: 0
-// without one.
+// Several side by side. bias: 0 without one.
 template <int Count>
 __device__ __forceinline__ void score_experts(const float (&logits)[Count], const float (&bias)[Count],
                                               ExpertScore (&scores)[Count]) {
-    float below[Count];
-    float largest = 0;
+    float sigmoids[Count];
+    sigmoid_f32(logits, sigmoids);
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-        below[i] = __fadd_rn(1.0f, exp_f32_straight(-logits[i]));
-        largest = fmaxf(largest, below[i]);
-        float rough;
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(rough) : "f"(below[i]));
-        const float inverse = fmaf(fmaf(-below[i], rough, 1.0f), rough, rough);
-        scores[i].score = fmaf(fmaf(-below[i], inverse, 1.0f), inverse, inverse);
-    }
-    if (largest > 0x1p+100f) {
-#pragma unroll
-        for (int i = 0; i < Count; ++i) {
-            scores[i].score = __fdiv_rn(1.0f, below[i]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-        scores[i].key = ordered_bits(__fadd_rn(scores[i].score, bias[i]));
+        scores[i] = {sigmoids[i], ordered_bits(__fadd_rn(sigmoids[i], bias[i]))};
     }
 }
 
