@@ -17,6 +17,7 @@ constexpr int64_t kSharedBytesMax = 226 << 10;  // of 227 KiB: the barriers lie 
 constexpr int64_t kAlignBytes = 1024;
 constexpr int64_t kXBytesMin = 64 * kSwizzleRowBytes;  // what wgmma reads of the last box of x
 constexpr int kBoxes = 2;                              // 128 bytes of K each
+constexpr int64_t kWeightStagesMax = 10;               // with more on the way memory is slower
 
 // A block's tile. One for each width of y, whatever the rows: the order of the sums depends on it.
 struct SkinnyTile {
@@ -58,7 +59,7 @@ SkinnyRingSizes choose_rings(const SkinnyTile& tile, int64_t rows, int64_t x_row
         kSharedBytesMax - kAlignBytes - std::max(inbox, kXBytesMin - x_rows * kSwizzleRowBytes);
     int64_t x_stages = x_rows <= 16 ? 8 : 6;
     const int64_t stages = std::min<int64_t>(
-        (room - x_stages * kStageBytes * x_rows) / (kStageBytes * tile.outputs) / 2 * 2, kSkinnyStagesMax);
+        (room - x_stages * kStageBytes * x_rows) / (kStageBytes * tile.outputs) / 2 * 2, kWeightStagesMax);
     const int64_t left = room - stages * kStageBytes * tile.outputs;
     x_stages = std::min<int64_t>(left / (kStageBytes * x_rows) / 2 * 2, kSkinnyStagesMax);
     return {.stages = static_cast<int32_t>(stages),
