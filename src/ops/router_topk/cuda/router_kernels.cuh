@@ -13,6 +13,12 @@ bool router_few_serves(const RouterLogitsCudaArgs& args);
 void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,
                        const RouterTopkCudaArgs& choice);
 
+// 257 to 960 tokens of at most 192 experts: the choice. The bits are those of router_many with
+// `deterministic`.
+bool router_middle_serves(const RouterLogitsCudaArgs& args);
+void launch_router_middle(cudaStream_t stream, const RouterLogitsCudaArgs& product,
+                          const RouterTopkCudaArgs& choice);
+
 // Any number of tokens; a token's bits do not depend on it.
 bool router_many_serves(const RouterLogitsCudaArgs& args);
 void launch_router_many(cudaStream_t stream, const RouterLogitsCudaArgs& args);

@@ -111,6 +111,10 @@ void router_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& product, Route
         cuda::check_router_choice(choice);
         return cuda::launch_router_few(stream, product, choice);
     }
+    if (product.tokens > 0 && cuda::router_middle_serves(product)) {
+        cuda::check_router_choice(choice);
+        return cuda::launch_router_middle(stream, product, choice);
+    }
     router_logits_cuda(stream, product);
     router_topk_cuda(stream, choice);
 }

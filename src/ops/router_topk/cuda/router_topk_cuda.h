@@ -55,8 +55,8 @@ struct RouterTopkCudaArgs {
 // A token with NaN logits gets valid experts and NaN weights.
 void router_topk_cuda(cudaStream_t stream, const RouterTopkCudaArgs& args);
 
-// Both, in one kernel where the tokens are few: then no logits are written. `choice` is of the same tokens
-// and experts, and takes its logits from `product`.
+// Both. Whether logits are written is open: where one kernel does it they are not. `choice` is of the same
+// tokens and experts.
 void router_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& product, RouterTopkCudaArgs choice);
 
 }  // namespace tessera

@@ -309,11 +309,12 @@ class RouterCudaCase {
           weights_(data.budget, std::vector<float>(static_cast<size_t>(spec.product.tokens * spec.k)),
                    data.sets) {}
 
-    void launch(cudaStream_t stream, int set) {
-        router_cuda(stream, data_.args(set, spec_.product.tokens),
+    void launch(cudaStream_t stream, int set) { launch(stream, set, spec_.product.tokens); }
+    void launch(cudaStream_t stream, int set, int64_t tokens) {
+        router_cuda(stream, data_.args(set, tokens),
                     {.bias = bias_.at(0),
                      .positions = positions_.at(0),
-                     .tokens = spec_.product.tokens,
+                     .tokens = tokens,
                      .experts = spec_.product.experts,
                      .k = spec_.k,
                      .normalise = true,
@@ -337,11 +338,33 @@ class RouterCudaCase {
         }
         error.mismatches +=
             std::any_of(weights.begin(), weights.end(), [](float v) { return std::isnan(v); }) ? 1 : 0;
+        error += check_company(stream, chosen, weights);
         return error;
     }
 
   private:
     static constexpr float kScale = 2.826f;
+
+    // With `deterministic` the first tokens in smaller batches get the same choice and the same bits.
+    OpError check_company(cudaStream_t stream, const std::vector<int32_t>& chosen,
+                          const std::vector<float>& weights) {
+        OpError error;
+        for (const int64_t tokens : {1, 100, 300}) {
+            if (!spec_.product.deterministic || tokens >= spec_.product.tokens) {
+                continue;
+            }
+            chosen_.poison();
+            weights_.poison();
+            launch(stream, 0, tokens);
+            const auto count = static_cast<size_t>(tokens * spec_.k);
+            const std::vector<int32_t> some = chosen_.download();
+            const std::vector<float> some_weights = weights_.download();
+            error.mismatches +=
+                std::equal(some.begin(), some.begin() + static_cast<int64_t>(count), chosen.begin()) ? 0 : 1;
+            error += compare_close({some_weights.data(), count}, {weights.data(), count}, 0, 0);
+        }
+        return error;
+    }
 
     std::vector<float> make_bias(uint64_t seed) const {
         OpRandom random(seed + 1);
@@ -426,7 +449,11 @@ inline std::vector<CudaOpCase> router_cuda_cases() {
         add({{64, 256, 1536, float32}, 7}, false);
         add({{65, 192, 512, float32}, 8}, false);
         add({{9, 10, 72, float32}, 10}, false);
-        for (const int64_t tokens : {1, 8, 64, 512, 2048}) {
+        add({{300, 100, 1088, float32}, 8}, false);
+        for (const int64_t tokens : {400, 1100}) {
+            add({{tokens, 192, 640, float32, true}, 8}, false);
+        }
+        for (const int64_t tokens : {1, 8, 64, 128, 512, 2048}) {
             add({{tokens, 192, 4096, float32}, 8}, true);
         }
     }
