@@ -40,6 +40,7 @@ struct ExpertsArgs {
     int32_t x_stride = 0;  // bytes
     int32_t tokens = 0;
     bool x_sorted = false;                  // x lies in the order of the rows as well
+    bool down_pairs = false;                // maps of down: a warp's 16 rows of two blocks are neighbours
     int32_t shared_items = 0;               // the first items; none without a shared expert
     int32_t shared_rows = 0;                // of each but the last
     int32_t shared_row = 0;                 // sorted row of token 0
@@ -85,6 +86,9 @@ struct ExpertsShape {
     // waits.
     static constexpr bool kOwnBuffer = TileMax <= 64;
     static constexpr int kResultBytes = 8192;
+    // Of a thread, that brings and that consumes: 40 + 2 * 232 is all there is.
+    static constexpr int kBringRegisters = TileMax > 64 ? 40 : 56;
+    static constexpr int kConsumeRegisters = TileMax > 64 ? 232 : 224;
     static constexpr int kBuffers = Stages * kStageBytes;
     static constexpr int kBarriers = kBuffers + (kOwnBuffer && Blocks > 1 ? 2 * kResultBytes : 0);
     static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;

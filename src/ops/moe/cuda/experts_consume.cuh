@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/common/cuda/convert.cuh"
+#include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/wgmma_shapes.cuh"
 #include "ops/moe/cuda/experts.cuh"
@@ -187,6 +188,51 @@ __device__ __forceinline__ void store_bf16_rows(const float (&values)[N / 2], fl
     __syncwarp();
 }
 
+// [rows, 128] bfloat16 of two blocks whose weights' rows lie so that a warp's 16 of both are neighbours
+// (down_pairs): of each row 64 bytes by each warp, 16 rows in turn with the next 16.
+template <int N>
+__device__ __forceinline__ void store_bf16_pairs(const float (&values)[2][N / 2], float scale,
+                                                 const ExpertsTarget& to) {
+    constexpr int kPieceBytes = 16 * 64;
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int lane = thread % 32;
+    const uint32_t buffer = to.buffer + thread / 32 * (2 * kPieceBytes);
+    const auto place = [](int row, int piece) {
+        return static_cast<uint32_t>(row * 64 + ((piece ^ ((row >> 1) & 3)) << 4));
+    };
+    const int put_row = lane / 16 * 8 + lane % 8;
+    const uint32_t put[2] = {buffer + place(put_row, lane / 8 % 2),
+                             buffer + place(put_row, 2 + lane / 8 % 2)};
+    const uint32_t get = buffer + place(lane / 4, lane % 4);
+    const int column = to.column + thread / 32 * 32 + lane % 4 * 8;
+    const int rows = column < to.columns ? to.rows - lane / 4 : 0;
+    uint8_t* out = to.out + lane / 4 * to.stride + column * 2;
+#pragma unroll
+    for (int j = 0; j < N / 16; ++j) {
+        const int turn = j % 2 * kPieceBytes;
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+            uint32_t matrices[4];
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                matrices[m] =
+                    pack_bf16(values[block][8 * j + 2 * m] * scale, values[block][8 * j + 2 * m + 1] * scale);
+            }
+            store_transposed(put[block] + turn, matrices);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint4 raw = load_shared_16(get + turn + half * (kPieceBytes / 2));
+            if (16 * j + 8 * half < rows) {
+                *reinterpret_cast<uint4*>(out) = raw;
+            }
+            out += 8 * to.stride;
+        }
+    }
+    __syncwarp();
+}
+
 // SwiGLU, rounded to bfloat16, then e4m3. A thread's rows of weights r and r + 8 are neighbouring outputs.
 template <int N>
 __device__ __forceinline__ void store_act_fp8(const float (&gate)[N / 2], const float (&up)[N / 2],
@@ -309,6 +355,8 @@ __device__ __forceinline__ void experts_store_out(const ExpertsArgs& args, const
                      .barrier = 1 + me.index};
     if constexpr (Shape::kBlocks == 1) {
         store_out_narrow<N>(sums[0], scale, to);
+    } else if (args.down_pairs) {
+        store_bf16_pairs<N>(sums, scale, to);
     } else {
 #pragma unroll
         for (int block = 0; block < Shape::kBlocks; ++block) {
@@ -326,6 +374,7 @@ __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, co
     const int inputs = tile.phase == 0 ? args.hidden : side.width;
     const int steps = (inputs * (Fp8 ? 1 : 2) + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
     if (tile.phase == 0 && tile.tile * Shape::kOutputs + me.index * Shape::kOutputs / 2 >= side.width) {
+        wait_for_previous_kernel();
         experts_tell(me);
         experts_pass(me, steps);
         me.untold = args.ready + tile.item;
@@ -337,6 +386,7 @@ __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, co
     if (Shape::kOwnBuffer && me.leader) {
         barrier_arrive(release);
     }
+    wait_for_previous_kernel();  // of a shared tile that was begun before its end
     if (tile.phase == 0) {
         experts_store_act<Fp8, Shape, N>(args, tile, sums, scales, me);
         me.untold = args.ready + tile.item;

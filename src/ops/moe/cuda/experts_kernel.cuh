@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kExpertsThreads, 1)
     __syncthreads();
     let_next_kernel_start();
     if (warpgroup == 2) {
-        registers_give<40>();
+        registers_give<Shape::kBringRegisters>();
         const int warp = static_cast<int>(threadIdx.x % 128 / 32);
         if (warp == 0) {
             experts_schedule(args, memory, look);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kExpertsThreads, 1)
             experts_bring_rows<Fp8>(args, memory, static_cast<int>(threadIdx.x % 64));
         }
     } else {
-        registers_take<232>();
+        registers_take<Shape::kConsumeRegisters>();
         experts_consume<Fp8>(args, memory, warpgroup);
     }
 }

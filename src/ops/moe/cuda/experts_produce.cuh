@@ -75,6 +75,17 @@ struct ExpertsList {
     }
 };
 
+// The two warps copy so many rows at once, with 8 threads each.
+inline constexpr int kCopyRows = kExpertsRowWarps * 32 / 8;
+// A thread's own rows have their offsets side by side, four of them in one load.
+template <typename Shape>
+inline constexpr bool kOffsetsByFour = Shape::kTileMax % (4 * kCopyRows) == 0;
+
+template <typename Shape>
+__device__ __forceinline__ int experts_offset_place(int row) {
+    return kOffsetsByFour<Shape> ? row % kCopyRows * (Shape::kTileMax / kCopyRows) + row / kCopyRows : row;
+}
+
 template <typename Shape>
 __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
                                                 ExpertsRing<Shape::kSlots>& tiles, const ExpertsTile& tile) {
@@ -88,7 +99,7 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
         for (int i = lane; i < tile.rows; i += 32) {
             const int token =
                 tile.shared != 0 ? tile.row - args.shared_row + i : args.row_source[tile.row + i];
-            offsets[i] = token * args.x_stride;
+            offsets[experts_offset_place<Shape>(i)] = token * args.x_stride;
         }
     }
     if constexpr (Shape::kRowScales) {
@@ -108,12 +119,25 @@ template <typename Shape>
 __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
                                                  const ExpertsLook& look = {}) {
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
+    const int first = static_cast<int>(blockIdx.x);
+    bool early = false;
+    if constexpr (!Shape::kRowScales) {
+        // A first tile of the shared expert needs no plan. int4: it is another launch's.
+        const ExpertsList<Shape> shared(args, 0);
+        early = first < shared.shared_gates;
+        if (early) {
+            experts_publish(args, memory, tiles, shared.tile(args, first, 1));
+        }
+    }
     wait_for_previous_kernel();
     const ExpertsList<Shape> list(args, *args.routed_items);
-    ExpertsTile tile = list.tile(args, static_cast<int>(blockIdx.x), look.run);
+    ExpertsTile tile = list.tile(args, first, look.run);
     int left = 0;  // tiles that are published, the one under way among them
     for (;;) {
-        experts_publish(args, memory, tiles, tile);
+        if (!early) {
+            experts_publish(args, memory, tiles, tile);
+        }
+        early = false;
         if (tile.phase < 0) {
             return;
         }
@@ -164,7 +188,13 @@ __device__ __forceinline__ void experts_bring_weights(const ExpertsArgs& args,
             const uint32_t to = memory.address + stages.stage * Shape::kStageBytes;
             barrier_wait(stages.empty(), stages.parity ^ 1);
             barrier_arrive_expect(stages.full(), Shape::kWeightBytes);
-            if (tile.phase == 1) {
+            if (tile.phase == 1 && Shape::kBlocks == 2 && args.down_pairs) {
+#pragma unroll
+                for (int half = 0; half < Shape::kBlocks; ++half) {
+                    copy_box(to + half * 2 * Shape::kBlockBytes, &side.down,
+                             {step * kStep, 0, 0, 0, first_row / 128 + half}, stages.full());
+                }
+            } else if (tile.phase == 1) {
 #pragma unroll
                 for (int half = 0; half < Shape::kBlocks; ++half) {
                     copy_box(to + half * 2 * Shape::kBlockBytes, &side.down, step * kStep,
@@ -198,20 +228,39 @@ template <typename Shape>
 __device__ __forceinline__ void experts_copy_rows(const ExpertsMemory<Shape>& memory,
                                                   ExpertsRing<Shape::kStages>& stages,
                                                   const ExpertsRows& list) {
-    constexpr int kRowsAtOnce = kExpertsRowWarps * 32 / 8;
     const int lane_row = static_cast<int>(threadIdx.x % (32 * kExpertsRowWarps) / 8);
     const int piece = static_cast<int>(threadIdx.x % 8);
+    const int rows = list.rows - lane_row;
     for (int k = 0; k < list.bytes; k += kSwizzleRowBytes) {
-        uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kRowsOffset +
-                      swizzle_128(lane_row, piece);
+        const uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kRowsOffset +
+                            swizzle_128(lane_row, piece);
         barrier_wait(stages.empty(), stages.parity ^ 1);
         const int offset = k + piece * 16;
-        const bool inside = offset < list.bytes;
-        const uint8_t* from = list.x + (inside ? offset : 0);
+        const int bytes = offset < list.bytes ? 16 : 0;
+        const uint8_t* from = list.x + (bytes != 0 ? offset : 0);
+        const auto copy = [&](int row, int32_t at) {
+            copy_async_16(to + row * kSwizzleRowBytes, from + at, bytes);
+        };
+        if constexpr (kOffsetsByFour<Shape>) {
+            // Loads from shared memory wait behind the tensor cores' reads, and this loop may be what limits.
+            const auto* offsets =
+                reinterpret_cast<const int4*>(list.offsets + experts_offset_place<Shape>(lane_row));
+#pragma unroll
+            for (int row = 0; row < Shape::kTileMax; row += 4 * kCopyRows) {
+                const int4 four = offsets[row / (4 * kCopyRows)];
+                const int32_t at[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (row + i * kCopyRows < rows) {
+                        copy(row + i * kCopyRows, at[i]);
+                    }
+                }
+            }
+        } else {
 #pragma unroll 4
-        for (int row = lane_row; row < list.rows; row += kRowsAtOnce) {
-            copy_async_16(to, from + list.offsets[row], inside ? 16 : 0);
-            to += kRowsAtOnce * kSwizzleRowBytes;
+            for (int row = 0; row < rows; row += kCopyRows) {
+                copy(row, list.offsets[lane_row + row]);
+            }
         }
         barrier_arrive_copies(stages.full());
         stages.advance();

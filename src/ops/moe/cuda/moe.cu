@@ -20,7 +20,7 @@ using NarrowShape = ExpertsShape<1, 16, 11>;
 using MiddleShape = ExpertsShape<2, 64, 5>;
 using WideShape = ExpertsShape<2, 192, 4>;
 
-// From here on x is copied into the order of the rows: rows an expert, and outputs that hide the copy.
+// int4: from here on x is copied into the order of the rows. Rows an expert, and outputs that hide the copy.
 constexpr int64_t kSortedMean = 128;
 constexpr int64_t kSortedWidth = 512;
 
@@ -111,10 +111,8 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
     const bool w4 = tensors.dtype == DType::kInt4;
     layout.tile_max = choose_tile_max(tensors, tokens, k);
     // The rows of the shared expert alone lie in their order already.
-    layout.x_sorted =
-        (w4 || layout.tile_max == WideShape::kTileMax) &&
-        (tensors.experts == 0 || (tensors.dtype != DType::kBFloat16 && tensors.width >= kSortedWidth &&
-                                  tokens * k / tensors.experts >= kSortedMean));
+    layout.x_sorted = w4 ? tensors.width >= kSortedWidth && tokens * k / tensors.experts >= kSortedMean
+                         : tensors.experts == 0 && layout.tile_max == WideShape::kTileMax;
     layout.routed_rows = tokens * k;
     const bool shared = tensors.shared_width > 0 && !w4;
     layout.rows = layout.routed_rows + (shared ? tokens : 0);
@@ -140,7 +138,7 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
     layout.slots = take(layout.routed_rows * 4);
     layout.x = take(fp8 ? tokens * tensors.hidden : 0);
     layout.shared_x = take(fp8 && !w4 ? tokens * tensors.hidden : 0);
-    layout.sorted_x = take(layout.x_sorted ? layout.routed_rows * tensors.hidden : 0);
+    layout.sorted_x = take(w4 && layout.x_sorted ? layout.routed_rows * tensors.hidden : 0);
     layout.act = take(layout.rows * layout.act_width * (fp8 ? 1 : 2));
     layout.x_scale = take(w4 ? tokens * 4 : 0);
     layout.act_bf16 = take(w4 ? layout.rows * layout.act_width * 2 : 0);
@@ -219,6 +217,11 @@ PlanArgs plan_args(const MoeCudaArgs& args, const Layout& layout) {
             .slots = reinterpret_cast<int32_t*>(args.workspace + layout.slots)};
 }
 
+// Whether rows of down come in boxes of 128 in which a warp's two times 16 are neighbours.
+bool down_pairs(const MoeCudaTensors& t) {
+    return t.hidden % 128 == 0;
+}
+
 struct ExpertInputs {
     const uint8_t* routed = nullptr;
     const uint8_t* shared = nullptr;
@@ -252,6 +255,7 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                     .x_stride = static_cast<int32_t>(t.hidden * dtype_size(t.dtype)),
                     .tokens = static_cast<int32_t>(args.tokens),
                     .x_sorted = layout.x_sorted,
+                    .down_pairs = down_pairs(t),
                     .shared_items = static_cast<int32_t>(layout.shared_items),
                     .shared_rows = static_cast<int32_t>(layout.shared_rows),
                     .shared_row = static_cast<int32_t>(layout.routed_rows),
@@ -282,10 +286,6 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                   .down_scale = t.shared_down_scale,
                   .down_input_scale = t.shared_down_input_scale};
     if (layout.x_sorted) {
-        if (t.experts > 0) {
-            out.routed.x_rows = make_tensor_map(args.workspace + layout.sorted_x, t.dtype, layout.routed_rows,
-                                                t.hidden, kRowBoxRows);
-        }
         out.shared.x_rows = make_tensor_map(shared_x, t.dtype, args.tokens, t.hidden, kRowBoxRows);
     }
     return out;
@@ -456,6 +456,7 @@ void moe_w4(cudaStream_t stream, const MoeCudaArgs& args) {
 // rows r and r + 8 of each 16: with few tokens (`fine`) 8 rows of gate, then the same 8 of up; otherwise all
 // of one matrix, and with e4m3 first the even ones of 16, then the odd ones. With few tokens memory alone
 // counts, and reads of less than 256 bytes keep it busier: whole at 64 tokens 788 us, 811 with them (H200).
+// The rows of down: see down_pairs().
 MoeCudaMaps make_maps(const MoeCudaTensors& t, DType dtype, bool shared) {
     const void* gate_up = shared ? t.shared_gate_up : t.gate_up;
     const void* down = shared ? t.shared_down : t.down;
@@ -477,15 +478,21 @@ MoeCudaMaps make_maps(const MoeCudaTensors& t, DType dtype, bool shared) {
                                                   .strides = {row, width * row, 8 * row, 2 * width * row},
                                                   .box = {8, 2, 8, 1},
                                                   .promote = false});
+    const int64_t line = width * dtype_size(dtype);
     const auto down_map = [&](bool promote) {
         return make_tensor_map(down, {.dtype = dtype,
                                       .rank = 2,
                                       .sizes = {width, experts * hidden},
-                                      .strides = {width * dtype_size(dtype)},
+                                      .strides = {line},
                                       .box = {128},
                                       .promote = promote});
     };
-    maps.down = down_map(true);
+    maps.down = down_pairs(t) ? make_tensor_map(down, {.dtype = dtype,
+                                                       .rank = 5,
+                                                       .sizes = {width, 16, 4, 2, experts * hidden / 128},
+                                                       .strides = {line, 32 * line, 16 * line, 128 * line},
+                                                       .box = {16, 4, 2, 1}})
+                              : down_map(true);
     maps.down_fine = down_map(false);
     return maps;
 }
@@ -550,9 +557,6 @@ void moe_cuda(cudaStream_t stream, const MoeCudaArgs& args) {
     const cuda::PlanArgs plan = cuda::plan_args(args, layout);
     cuda::launch_plan(stream, plan);
     const cuda::ExpertsArgs experts = cuda::experts_args(args, layout, plan);
-    if (layout.x_sorted && t.experts > 0) {
-        cuda::launch_sort_rows(stream, experts.routed.x, args, plan, layout);
-    }
     if (fp8) {
         cuda::launch_experts<true>(stream, experts, layout.tile_max, args.sm_count);
     } else {

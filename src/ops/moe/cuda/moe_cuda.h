@@ -1,14 +1,15 @@
 // moe on CUDA: y += sum over the chosen experts of w * down(silu(gate x) * up x), + the shared expert.
 // Without routed experts it is a dense SwiGLU layer (the shared weights alone).
 //
-// Three or four launches: the plan sorts the (token, expert) pairs by expert; with many rows an expert x is
-// copied into their order; one kernel for gate, up, SwiGLU and down; combine. Before them x is quantised, if
-// the caller has not. All sizes that depend on the routing stay on the device. Each may start while the one
-// before it ends (ops/common/cuda/dependent_launch.cuh). Up to 8 tokens take two launches and no list.
+// Three launches: the plan sorts the (token, expert) pairs by expert; one kernel for gate, up, SwiGLU and
+// down; combine. Before them x is quantised, if the caller has not. All sizes that depend on the routing stay
+// on the device. Each may start while the one before it ends (ops/common/cuda/dependent_launch.cuh). Up to 8
+// tokens take two launches and no list.
 //
 // Routed experts may be int4 (kInt4) with e4m3 activations, whose scales are made here: one a token, one a
 // row of act. Groups of 128 inputs of a weight have a scale; their sums are float32 each. The shared expert
-// is bfloat16 or fp8 then, by a launch of its own.
+// is bfloat16 or fp8 then, by a launch of its own; with many rows an expert another copies x into their
+// order.
 //
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
 // each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids); with

@@ -167,8 +167,8 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanArgs args) {
     cluster_sync();  // the others read this block's counts
 }
 
-// x in the order of the rows. A warp copies a row, `row_bytes` a multiple of 16: with it the experts' kernel
-// reads x in boxes, which hides more latency than copies through the list. Writes rows * row_bytes.
+// x in the order of the rows. A warp copies a row, `row_bytes` a multiple of 16: with it the kernel of int4
+// experts reads x in boxes, which hides more latency than copies through the list. Writes rows * row_bytes.
 struct SortRowsArgs {
     const uint8_t* x = nullptr;
     const int32_t* slots = nullptr;  // [pairs]: the row of each, or -1
