@@ -91,6 +91,7 @@ Result<StepMemory> StepMemory::allocate(const StepSizes& sizes, MemoryBudget& bu
     take(out.samples.slot, "slots", rows);
     take(out.samples.prompt_seen, "slots", rows * ((sizes.vocab + 63) / 64));
     take(out.samples.output_seen, "slots", rows * ((sizes.vocab + 63) / 64));
+    take(out.samples.output_often, "slots", rows * ((sizes.vocab + 63) / 64));
     take(out.samples.output_counts, "slots", rows * sizes.vocab);
     take(out.samples.last_token, "slots", rows);
     take(out.sample_exchange, "sampler", sample_cuda_exchange_bytes(sizes.vocab, rows));

@@ -260,7 +260,7 @@ __device__ inline bool list_tokens(SampleBlock& block, const SampleGroupKeys& ke
         const int mine = at + tile.lane % kSampleGroups * kSampleWarps;
         tile.first = (mine < groups ? static_cast<int32_t>(shared.groups[mine]) : absent) * kSampleGroup;
         const int count = min(kSampleGroups, (groups - at + kSampleWarps - 1) / kSampleWarps);
-        const uint64_t seen = edited ? load_seen(tile) : 0;
+        const SampleSeen seen = edited ? load_seen(tile) : SampleSeen();
         load_groups(tile, count);
         if (edited) {
             edit_tile(tile, seen);

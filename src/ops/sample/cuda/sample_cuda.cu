@@ -162,11 +162,11 @@ __device__ int read_row(SampleTile tile, const TileRing& ring, const TileSpan& s
     };
     const bool penalties = !padding && tile.slot.has_penalties();
     go_to(next);
-    uint64_t seen = penalties ? load_seen(tile) : 0;
+    SampleSeen seen = penalties ? load_seen(tile) : SampleSeen();
     for (; ring.tile(next) < end; ++next) {
         ring.wait(next);
         ring.begin_again(next + 1);
-        uint64_t seen_next = 0;
+        SampleSeen seen_next;
         const bool ahead = penalties && ring.tile(next + 1) < end;
         if (ahead) {
             go_to(next + 1);
@@ -427,8 +427,7 @@ __global__ void sample_history_kernel(SampleHistoryArgs args) {
         set(args.slots.prompt_seen + args.slot * words, args.prompt[i]);
     }
     if (i < args.output_count) {
-        set(args.slots.output_seen + args.slot * words, args.output[i]);
-        atomicAdd(args.slots.output_counts + args.slot * args.vocab + args.output[i], 1);
+        count_output(args.slots, args.vocab, args.slot, args.output[i]);
     }
 }
 
@@ -474,6 +473,7 @@ void sample_history_cuda(cudaStream_t stream, const SampleHistoryArgs& args) {
     };
     clear(args.slots.prompt_seen + args.slot * words, words);
     clear(args.slots.output_seen + args.slot * words, words);
+    clear(args.slots.output_often + args.slot * words, words);
     clear(args.slots.output_counts + args.slot * args.vocab, args.vocab);
     const int64_t count = args.prompt_count > args.output_count ? args.prompt_count : args.output_count;
     if (count == 0) {

@@ -54,7 +54,8 @@ struct SampleSlots {
     uint64_t* prompt_seen =
         nullptr;  // [slots][ceil(vocab / 64)] bit i % 64 of word i / 64: id i is in the prompt
     uint64_t* output_seen = nullptr;     // the same for the tokens made: where output_counts is not 0
-    int32_t* output_counts = nullptr;    // [slots][vocab]; these three are read where a slot has penalties
+    uint64_t* output_often = nullptr;    // the same for the tokens made more than once
+    int32_t* output_counts = nullptr;    // [slots][vocab]; these four are read where a slot has penalties
     const int32_t* bias_ids = nullptr;   // [slots][kSampleBiasMax]
     const float* bias_values = nullptr;  // [slots][kSampleBiasMax]
     const int32_t* forced = nullptr;     // [slots][kSampleForcedMax]

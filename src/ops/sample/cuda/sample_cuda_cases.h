@@ -21,6 +21,7 @@ class SampleCudaCase {
         slots_.resize(rows);
         seen_.resize(rows * seen_words());
         output_seen_.resize(rows * seen_words());
+        output_often_.resize(rows * seen_words());
         counts_.resize(rows * static_cast<size_t>(vocab_));
         bias_ids_.resize(rows * kSampleBiasMax);
         bias_values_.resize(rows * kSampleBiasMax);
@@ -46,8 +47,9 @@ class SampleCudaCase {
                 .rows = rows_,
                 .row_slots = d_row_slots_->at(0),
                 .allowed = allowed_used_ ? d_allowed_->at(0) : nullptr,
-                .slots = {d_slots_->at(0), d_seen_->at(0), d_output_seen_->at(0), d_counts_->at(0),
-                          d_bias_ids_->at(0), d_bias_values_->at(0), d_forced_->at(0), d_last_->at(0)},
+                .slots = {d_slots_->at(0), d_seen_->at(0), d_output_seen_->at(0), d_output_often_->at(0),
+                          d_counts_->at(0), d_bias_ids_->at(0), d_bias_values_->at(0), d_forced_->at(0),
+                          d_last_->at(0)},
                 .exchange = d_exchange_->at(0),
                 .sm_count = sm_count_,
                 .results = d_results_->at(0)};
@@ -58,6 +60,7 @@ class SampleCudaCase {
         d_slots_->upload(slots_);
         d_counts_->upload(counts_);
         d_output_seen_->upload(output_seen_);
+        d_output_often_->upload(output_often_);
         d_last_->poison();
         d_results_->poison();
         launch(stream, 0);
@@ -111,8 +114,9 @@ class SampleCudaCase {
         if (row.output_counts != nullptr) {
             std::copy_n(row.output_counts, vocab_, counts_.begin() + static_cast<int64_t>(slot_id) * vocab_);
             for (size_t i = 0; i < static_cast<size_t>(vocab_); ++i) {
-                output_seen_[slot_id * seen_words() + i / 64] |= uint64_t{row.output_counts[i] > 0}
-                                                                 << (i % 64);
+                const size_t word = slot_id * seen_words() + i / 64;
+                output_seen_[word] |= uint64_t{row.output_counts[i] > 0} << (i % 64);
+                output_often_[word] |= uint64_t{row.output_counts[i] > 1} << (i % 64);
             }
         }
         if (row.allowed != nullptr) {
@@ -129,6 +133,7 @@ class SampleCudaCase {
         d_slots_ = std::make_unique<DeviceArray<SampleSlot>>(data.budget, slots_, 1);
         d_seen_ = std::make_unique<DeviceArray<uint64_t>>(data.budget, seen_, 1);
         d_output_seen_ = std::make_unique<DeviceArray<uint64_t>>(data.budget, output_seen_, 1);
+        d_output_often_ = std::make_unique<DeviceArray<uint64_t>>(data.budget, output_often_, 1);
         d_counts_ = std::make_unique<DeviceArray<int32_t>>(data.budget, counts_, 1);
         d_bias_ids_ = std::make_unique<DeviceArray<int32_t>>(data.budget, bias_ids_, 1);
         d_bias_values_ = std::make_unique<DeviceArray<float>>(data.budget, bias_values_, 1);
@@ -167,14 +172,14 @@ class SampleCudaCase {
     bool allowed_used_ = false;
     int sm_count_ = 0;
     std::vector<SampleSlot> slots_;
-    std::vector<uint64_t> seen_, output_seen_;
+    std::vector<uint64_t> seen_, output_seen_, output_often_;
     std::vector<int32_t> counts_, bias_ids_, forced_, row_slots_;
     std::vector<float> bias_values_;
     std::vector<uint32_t> allowed_;
     std::unique_ptr<DeviceArray<float>> d_logits_, d_bias_values_;
     std::unique_ptr<DeviceArray<int32_t>> d_row_slots_, d_counts_, d_bias_ids_, d_forced_, d_last_;
     std::unique_ptr<DeviceArray<uint32_t>> d_allowed_;
-    std::unique_ptr<DeviceArray<uint64_t>> d_seen_, d_output_seen_;
+    std::unique_ptr<DeviceArray<uint64_t>> d_seen_, d_output_seen_, d_output_often_;
     std::unique_ptr<DeviceArray<SampleSlot>> d_slots_;
     std::unique_ptr<DeviceArray<SampleRowResult>> d_results_;
     std::unique_ptr<DeviceArray<std::byte>> d_exchange_;
@@ -219,6 +224,22 @@ inline std::vector<CudaOpCase> sample_cuda_cases() {
         data.add_history(row, random);
     };
     const auto wide = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.top_k = 1000; };
+    const auto some = [](SampleRowArgs& row, OpRandom& random, SampleCase&) {  // of few ids and of many
+        row.top_k = static_cast<int32_t>(1 + random.below(256));
+        row.top_p = random.below(2) == 0 ? 0.9f : 1.0f;
+    };
+    const auto crowded = [](SampleRowArgs& row, OpRandom& random, SampleCase& data) {
+        row.top_k = static_cast<int32_t>(1 + random.below(300));
+        row.top_p = random.below(2) == 0 ? 0.95f : 1.0f;
+        row.logprobs = true;
+        row.top = static_cast<int32_t>(random.below(kSampleTopMax + 1));
+        auto* logits = const_cast<float*>(row.logits);
+        // The best are neighbours, and some of them equal.
+        const int64_t first = random.below(data.vocab() - 700);
+        for (int64_t i = first; i < first + 700; ++i) {
+            logits[i] = 20 + std::round(random.uniform() * 1000) / 1000;
+        }
+    };
     const auto tail = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.top_p = 0.999f; };
     const auto logprobs = [](SampleRowArgs& row, OpRandom&, SampleCase&) {
         row.temperature = 0;
@@ -236,6 +257,11 @@ inline std::vector<CudaOpCase> sample_cuda_cases() {
     for (const float spread : {1.0f, 12.0f}) {  // the slow way: cuts beyond the candidates
         cases.push_back(sample_cuda_case({"top_k=1000", 120832, 8, spread, wide}, spread > 1));
         cases.push_back(sample_cuda_case({"top_p=0.999", 120832, 8, spread, tail}, spread > 1));
+    }
+    for (const int64_t vocab : {2048, 40000, 120832}) {
+        cases.push_back(sample_cuda_case({"top_k up to 256", vocab, 30, 12, some}, false));
+        cases.push_back(sample_cuda_case({"the best are neighbours", vocab, 30, 12, crowded}, false));
+        cases.push_back(sample_cuda_case({"penalties top_k=50 top_p=0.9", vocab, 30, 1, whole}, false));
     }
     for (const int64_t vocab : {1, 5, 31, 64, 1000, 4096, 262144, 400000}) {
         for (const float spread : {0.0f, 0.5f, 5.0f, 40.0f}) {

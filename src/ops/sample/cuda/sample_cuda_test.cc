@@ -32,22 +32,31 @@ void plain(SampleRowArgs& row, OpRandom&, SampleCase&) {
     row.frequency_penalty = 0.5f;
 }
 
+// The best token is made again and again: its count is read, not only the bit that it was made.
+void repetitive(SampleRowArgs& row, OpRandom&, SampleCase&) {
+    row.temperature = 0;
+    row.frequency_penalty = 0.001f;
+    row.repetition_penalty = 1.001f;
+}
+
 TEST_F(SampleCuda, StepsOfOneGraphFollowTheReference) {
-    auto data = make(7, plain);
-    const Graph graph = Graph::capture(stream_.get(), [&] { data->launch(stream_.get(), 0); });
-    std::vector<std::vector<int32_t>> counts(7, std::vector<int32_t>(kVocab));
-    for (int n = 0; n < 6; ++n) {
-        graph.launch(stream_.get());
-        const std::vector<SampleRowResult> got = data->results();
-        for (size_t r = 0; r < 7; ++r) {
-            host_->rows()[r].output_counts = counts[r].data();
-        }
-        sample_ref(host_->args());
-        for (size_t r = 0; r < 7; ++r) {
-            const int32_t token = host_->results()[r].token;
-            EXPECT_EQ(got[r].token, token) << "step " << n << " row " << r;
-            ++counts[r][static_cast<size_t>(token)];
-            ++host_->rows()[r].position;
+    for (const SampleCase::Edit& edit : {SampleCase::Edit(plain), SampleCase::Edit(repetitive)}) {
+        auto data = make(7, edit);
+        const Graph graph = Graph::capture(stream_.get(), [&] { data->launch(stream_.get(), 0); });
+        std::vector<std::vector<int32_t>> counts(7, std::vector<int32_t>(kVocab));
+        for (int n = 0; n < 12; ++n) {
+            graph.launch(stream_.get());
+            const std::vector<SampleRowResult> got = data->results();
+            for (size_t r = 0; r < 7; ++r) {
+                host_->rows()[r].output_counts = counts[r].data();
+            }
+            sample_ref(host_->args());
+            for (size_t r = 0; r < 7; ++r) {
+                const int32_t token = host_->results()[r].token;
+                EXPECT_EQ(got[r].token, token) << "step " << n << " row " << r;
+                ++counts[r][static_cast<size_t>(token)];
+                ++host_->rows()[r].position;
+            }
         }
     }
 }
@@ -124,9 +133,11 @@ TEST_F(SampleCuda, HistoryIsSetForOneSlot) {
     const DeviceArray<uint64_t> seen(budget_, std::vector<uint64_t>(3 * kWords, ~uint64_t{0}), 1);
     const DeviceArray<int32_t> counts(budget_, std::vector<int32_t>(3 * kVocab, 9), 1);
     const DeviceArray<uint64_t> made(budget_, std::vector<uint64_t>(3 * kWords, ~uint64_t{0}), 1);
+    const DeviceArray<uint64_t> often(budget_, std::vector<uint64_t>(3 * kWords, ~uint64_t{0}), 1);
     SampleSlots slots;
     slots.prompt_seen = seen.at(0);
     slots.output_seen = made.at(0);
+    slots.output_often = often.at(0);
     slots.output_counts = counts.at(0);
     sample_history_cuda(stream_.get(), {.slots = slots,
                                         .vocab = kVocab,
@@ -140,6 +151,11 @@ TEST_F(SampleCuda, HistoryIsSetForOneSlot) {
     EXPECT_EQ(got_made[kWords - 1], ~uint64_t{0});
     EXPECT_EQ(got_made[kWords], uint64_t{0x21});  // 5 and 0
     EXPECT_EQ(got_made[kWords + 1], uint64_t{0});
+    const std::vector<uint64_t> got_often = often.download();
+    EXPECT_EQ(got_often[kWords - 1], ~uint64_t{0});
+    EXPECT_EQ(got_often[kWords], uint64_t{0x20});  // 5
+    EXPECT_EQ(got_often[kWords + 1], uint64_t{0});
+    EXPECT_EQ(got_often[2 * kWords], ~uint64_t{0});
     EXPECT_EQ(got_made[2 * kWords], ~uint64_t{0});
     const std::vector<int32_t> got_counts = counts.download();
     EXPECT_EQ(got_seen[kWords - 1], ~uint64_t{0});

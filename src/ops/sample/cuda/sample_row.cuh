@@ -157,14 +157,17 @@ __device__ __forceinline__ bool stops_early(const SampleSlot& slot, int32_t toke
     return stop;
 }
 
+// Counts an output of a slot with penalties.
+__device__ inline void count_output(const SampleSlots& slots, int64_t vocab, int32_t slot_id, int32_t token) {
+    const int64_t word = slot_id * ((vocab + 63) / 64) + token / 64;
+    const int32_t before = atomicAdd(slots.output_counts + slot_id * vocab + token, 1);
+    uint64_t* const bits = before > 0 ? slots.output_often : slots.output_seen;
+    atomicOr(reinterpret_cast<unsigned long long*>(bits) + word, 1ull << (token % 64));
+}
+
 // Takes the token into the slot's state. `slot`: as it was.
 __device__ inline void append_output(const SampleCudaArgs& args, const SampleSlot& slot, int32_t slot_id,
                                      int32_t token) {
-    if (slot.has_penalties()) {
-        const int64_t word = slot_id * ((args.vocab + 63) / 64) + token / 64;
-        atomicAdd(args.slots.output_counts + slot_id * args.vocab + token, 1);
-        atomicOr(reinterpret_cast<unsigned long long*>(args.slots.output_seen) + word, 1ull << (token % 64));
-    }
     SampleSlot& next = args.slots.slot[slot_id];
     next.outputs = slot.outputs + 1;
     if (slot.forced_next < 0) {
@@ -174,6 +177,9 @@ __device__ inline void append_output(const SampleCudaArgs& args, const SampleSlo
     }
     if (args.slots.last_token != nullptr) {
         args.slots.last_token[slot_id] = token;
+    }
+    if (slot.has_penalties()) {
+        count_output(args.slots, args.vocab, slot_id, token);
     }
 }
 

@@ -15,7 +15,7 @@ struct SampleCut {
 
 __device__ inline void bring_tile(SampleTile& tile, int number, bool edited) {
     tile.first = number * kSampleTile + tile.lane % kSampleGroups * kSampleGroup;
-    const uint64_t seen = edited ? load_seen(tile) : 0;
+    const SampleSeen seen = edited ? load_seen(tile) : SampleSeen();
     load_groups(tile, kSampleGroups);
     if (edited) {
         edit_tile(tile, seen);

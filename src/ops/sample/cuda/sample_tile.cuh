@@ -124,40 +124,45 @@ struct SampleTile {
     __device__ int32_t first_of(int group) const { return __shfl_sync(kFullWarp, first, group); }
 };
 
-// Bits of 64 neighbouring positions: lanes 0 to 15 ids of the prompt, the others those of the output.
-__device__ inline uint64_t load_seen(const SampleTile& tile) {
-    const int64_t words = (tile.args.vocab + 63) / 64;
-    const int64_t word = tile.first_of(tile.lane % 16 / 2) / 64 + tile.lane % 2;
+// Bits of a lane's 32 tokens. Most outputs were made once: only of the others the count is read.
+struct SampleSeen {
+    uint32_t prompt = 0;
+    uint32_t output = 0;
+    uint32_t often = 0;  // made more than once
+};
+__device__ inline SampleSeen load_seen(const SampleTile& tile) {
+    const int64_t words = (tile.args.vocab + 63) / 64 * 2;
+    const int64_t word = tile.first_of(tile.lane / 4) / kWarp + tile.lane % 4;
     if (!tile.slot.has_penalties() || word >= words) {
-        return 0;
+        return {};
     }
+    const int64_t at = tile.slot_id * words + word;
+    const auto bits = [at](const uint64_t* all) { return reinterpret_cast<const uint32_t*>(all)[at]; };
     const SampleSlots& slots = tile.args.slots;
-    return (tile.lane < 16 ? slots.prompt_seen : slots.output_seen)[tile.slot_id * words + word];
+    return {bits(slots.prompt_seen), bits(slots.output_seen), bits(slots.output_often)};
+}
+__device__ inline const int32_t* counts_of(const SampleTile& tile) {
+    const int32_t id = tile.first_of(tile.lane / 4) + tile.lane % 4 * kWarp;
+    return tile.args.slots.output_counts + tile.slot_id * tile.args.vocab + id;
 }
 
 // Asks for the counts of a tile that is still to come. seen: of load_seen().
-__device__ inline void prefetch_counts(const SampleTile& tile, uint64_t seen) {
-    const int32_t id = tile.first_of(tile.lane % 16 / 2) + tile.lane % 2 * 64;
-    const int32_t* counts = tile.args.slots.output_counts + tile.slot_id * tile.args.vocab + id;
-    for (uint64_t left = tile.lane < 16 ? 0 : seen; left != 0; left &= left - 1) {
-        const int32_t* count = counts + __ffsll(static_cast<long long>(left)) - 1;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(count));
+__device__ inline void prefetch_counts(const SampleTile& tile, const SampleSeen& seen) {
+    const int32_t* counts = counts_of(tile) - 1;
+    for (uint32_t left = seen.often; left != 0; left &= left - 1) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(counts + __ffs(static_cast<int>(left))));
     }
 }
 
 // The penalties of the few tokens that have any. seen: of load_seen().
-__device__ inline void apply_penalties(const SampleTile& tile, uint64_t seen) {
-    const uint64_t other = __shfl_xor_sync(kFullWarp, seen, 16);
-    const int half = tile.lane / 16 * 32;  // of the 64 positions
-    const auto prompt = static_cast<uint32_t>((half == 0 ? seen : other) >> half);
-    const auto output = static_cast<uint32_t>((half == 0 ? other : seen) >> half);
-    const int position = tile.lane % 16 * 64 + half;
-    const int32_t id = tile.first_of(tile.lane % 16 / 2) + position % kSampleGroup;
-    const int32_t* counts = tile.args.slots.output_counts + tile.slot_id * tile.args.vocab + id;
-    for (uint32_t left = prompt | output; left != 0; left &= left - 1) {
+__device__ inline void apply_penalties(const SampleTile& tile, const SampleSeen& seen) {
+    const int32_t* counts = counts_of(tile);
+    float* x = tile.x + kWarp * tile.lane;
+    for (uint32_t left = seen.prompt | seen.output; left != 0; left &= left - 1) {
         const int bit = __ffs(static_cast<int>(left)) - 1;
-        float& x = tile.x[position + bit];
-        x = penalised(x, (prompt >> bit & 1) != 0, (output >> bit & 1) != 0 ? counts[bit] : 0, tile.slot);
+        const int32_t count =
+            (seen.often >> bit & 1) != 0 ? counts[bit] : static_cast<int32_t>(seen.output >> bit & 1);
+        x[bit] = penalised(x[bit], (seen.prompt >> bit & 1) != 0, count, tile.slot);
     }
     __syncwarp();
 }
@@ -200,18 +205,24 @@ __device__ inline void apply_named_edits(const SampleTile& tile) {
     __syncwarp();
 }
 
-// Everything between the raw logits and the temperature, in place. The order is that of sample.h.
-__device__ inline void edit_tile(const SampleTile& tile, uint64_t seen) {
+// Everything between the raw logits and the temperature, in place. The order is that of sample.h. False where
+// nothing has changed.
+__device__ inline bool edit_tile(const SampleTile& tile, const SampleSeen& seen) {
+    bool changed = false;
     __syncwarp();  // the other lanes have read what this one writes
     if (tile.args.allowed != nullptr) {
         apply_mask(tile);
+        changed = true;
     }
     if (tile.slot.bias_count > 0 || masks_stops(tile.slot)) {
         apply_named_edits(tile);
+        changed = true;
     }
-    if (tile.slot.has_penalties()) {
+    if (__any_sync(kFullWarp, (seen.prompt | seen.output) != 0)) {
         apply_penalties(tile, seen);
+        changed = true;
     }
+    return changed;
 }
 
 // What a warp keeps of a row while it reads its tiles.
@@ -255,41 +266,37 @@ __device__ __forceinline__ void put_groups(uint32_t (&groups)[kSampleGroups], ui
     }
 }
 
-// Tells of the raw logits; their key.
-__device__ inline uint32_t tell_raw(const SampleTile& tile, SampleTileWords& words, bool logprobs) {
+// Tells of the raw logits. lane_key: of the largest of the lane's, key: of the tile's.
+__device__ inline void tell_raw(const SampleTile& tile, SampleTileWords& words, uint32_t lane_key,
+                                uint32_t key) {
     const SampleLane mine(tile.x, tile.lane);
-    const uint32_t lane_key = mine.key();
-    const uint32_t key = __reduce_max_sync(kFullWarp, lane_key);
-    if (logprobs) {
-        const float best = from_ordered_bits(key);
-        double sum = 0;
-        if (best > minus_infinity()) {
-            constexpr float kLog2E = SampleWeightConstants::kLog2E;
-            sum = mine.sum<double>([&](float x) { return static_cast<double>(exp2f((x - best) * kLog2E)); });
-        }
-        sum = warp_reduce(sum, Sum{});
-        if (tile.lane == 0) {
-            put_words(words.raw, key, 0, static_cast<uint64_t>(__double_as_longlong(sum)));
-        }
-        put_groups(words.raw_groups, lane_key, tile.lane);
+    const float best = from_ordered_bits(key);
+    double sum = 0;
+    if (best > minus_infinity()) {
+        constexpr float kLog2E = SampleWeightConstants::kLog2E;
+        sum = mine.sum<double>([&](float x) { return static_cast<double>(exp2f((x - best) * kLog2E)); });
     }
-    return key;
+    sum = warp_reduce(sum, Sum{});
+    if (tile.lane == 0) {
+        put_words(words.raw, key, 0, static_cast<uint64_t>(__double_as_longlong(sum)));
+    }
+    put_groups(words.raw_groups, lane_key, tile.lane);
 }
 
 // All that the row needs of a tile that has been brought.
-__device__ inline void tell_tile(const SampleTile& tile, const SampleReading& reading, uint64_t seen,
+__device__ inline void tell_tile(const SampleTile& tile, const SampleReading& reading, const SampleSeen& seen,
                                  SampleTileWords& words) {
     const SampleKind& kind = reading.kind;
-    bool finite = true;
-    if (kind.edited || tile.slot.logprobs != 0) {
-        finite = tell_raw(tile, words, tile.slot.logprobs != 0) < kSampleInfinityKey;
-    }
-    if (kind.edited) {
-        edit_tile(tile, seen);
-    }
     const SampleLane mine(tile.x, tile.lane);
-    const uint32_t lane_key = finite ? mine.key() : 0xFFFFFFFFu;
-    const uint32_t key = __reduce_max_sync(kFullWarp, lane_key);
+    uint32_t lane_key = mine.key();
+    uint32_t key = __reduce_max_sync(kFullWarp, lane_key);
+    if (tile.slot.logprobs != 0) {
+        tell_raw(tile, words, lane_key, key);
+    }
+    if (kind.edited && key < kSampleInfinityKey && edit_tile(tile, seen)) {
+        lane_key = mine.key();
+        key = __reduce_max_sync(kFullWarp, lane_key);
+    }
     if (kind.cut) {
         put_groups(words.groups, lane_key, tile.lane);
     }
