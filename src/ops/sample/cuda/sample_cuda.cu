@@ -280,7 +280,7 @@ __device__ double report_top(SampleBlock& block) {
         sort_tokens(block);
         count = min(top, static_cast<int32_t>(shared.token_count));
     } else {
-        count = list_one_by_one(block, top);
+        count = list_by_keys(block, keys.largest, top);
     }
     if (t < count) {
         const uint64_t token = shared.tokens[t];

@@ -25,9 +25,9 @@ __device__ inline void bring_tile(SampleTile& tile, int number, bool edited) {
 // f(logit, its place in the tile) for each of the tile, spread over the lanes.
 template <typename F>
 __device__ __forceinline__ void for_each_logit(const SampleTile& tile, F f) {
-#pragma unroll 1
-    for (int32_t i = tile.lane; i < kSampleTile; i += kWarp) {
-        f(tile.x[i], i);
+#pragma unroll 4
+    for (int32_t i = 0; i < kSampleTile; i += kWarp) {
+        f(tile.x[i + tile.lane], i + tile.lane);
     }
 }
 
@@ -42,8 +42,34 @@ __device__ inline void for_each_tile(SampleBlock& block, bool edited, F f) {
     }
 }
 
+// The listed key from which on reached(count, mass) holds. shared.reach: the sums before those listed. A
+// thread each token.
+template <typename Reached>
+__device__ inline void reach_in_list(const SampleBlock& block, Reached reached) {
+    SampleShared& shared = block.shared;
+    const auto count = static_cast<int>(shared.token_count);
+    SampleReach mine = shared.reach;
+    mine.key = threadIdx.x < shared.token_count ? static_cast<uint32_t>(shared.list[threadIdx.x] >> 32) : 0;
+    mine.ties = 0;
+    uint64_t own = 0;
+#pragma unroll 1
+    for (int j = 0; j < count; ++j) {
+        const auto key = static_cast<uint32_t>(shared.list[j] >> 32);
+        const uint32_t weight = shared.weights[j];
+        mine.count += key > mine.key ? 1 : 0;
+        mine.mass += key > mine.key ? weight : 0;
+        mine.ties += key == mine.key ? 1 : 0;
+        own += key == mine.key ? weight : 0;
+    }
+    __syncthreads();
+    if (mine.key > 0 && !reached(mine.count, mine.mass) && reached(mine.count + mine.ties, mine.mass + own)) {
+        shared.reach = mine;  // of equal tokens each writes the same
+    }
+    __syncthreads();
+}
+
 // reached(count, mass) holds nowhere or from some token on. At most four passes, each over 512 ranges of keys
-// in the range that the one before has found.
+// in the range that the one before has found; one more lists a range that holds few tokens.
 template <typename Reached>
 __device__ inline SampleReach reach(SampleBlock& block, const SampleDraw& draw, bool edited,
                                     Reached reached) {
@@ -93,6 +119,30 @@ __device__ inline SampleReach reach(SampleBlock& block, const SampleDraw& draw, 
         high = min(high, low + (1u << shift) - 1);
         if (shift == 0) {
             return found;
+        }
+        if (found.ties <= kSampleListMax) {
+            if (threadIdx.x == 0) {
+                shared.token_count = 0;
+            }
+            __syncthreads();
+            for_each_tile(block, edited, [&](int number) {
+#pragma unroll 1
+                for (int32_t i = block.tile.lane; i < kSampleTile; i += kWarp) {
+                    const float x = block.tile.x[i];
+                    const uint32_t key = ordered_bits(x);
+                    if (key >= low && key <= high && draw.weigh.kept(x, draw.best) > 0) {
+                        list_token(shared, x, number * kSampleTile + i);
+                    }
+                }
+            });
+            __syncthreads();
+            if (threadIdx.x < shared.token_count) {
+                shared.weights[threadIdx.x] =
+                    draw.weigh.kept(ranked_value(shared.list[threadIdx.x]), draw.best);
+            }
+            __syncthreads();
+            reach_in_list(block, reached);
+            return shared.reach;
         }
     }
 }
@@ -218,27 +268,54 @@ __device__ inline int32_t draw_slowly(SampleBlock& block, const SampleDraw& draw
     return draw_by_cut(block, draw, find_cut(block, draw, edited), edited);
 }
 
-// Lists the `count` most probable tokens by a pass for each, sorted; how many there are.
-__device__ inline int32_t list_one_by_one(SampleBlock& block, int32_t count) {
-    uint64_t last = ~uint64_t{0};
-    for (int32_t i = 0; i < count; ++i) {
-        uint64_t next = 0;
-        for_each_tile(block, false, [&](int number) {
-            for_each_logit(block.tile, [&](float x, int32_t at) {
-                const uint64_t rank = ranked(x, static_cast<uint32_t>(number * kSampleTile + at));
-                next = x > minus_infinity() && rank < last ? max(next, rank) : next;
+// Lists the `wanted` most probable tokens, sorted; how many there are. A pass for each key, and one for the
+// ids that have it.
+__device__ inline int32_t list_by_keys(SampleBlock& block, uint32_t largest, int32_t wanted) {
+    SampleShared& shared = block.shared;
+    SampleTile& tile = block.tile;
+    int32_t count = 0;
+    uint32_t key = largest;
+    while (key > kSampleEmptyKey) {
+        const float value = from_ordered_bits(key);
+#pragma unroll 1
+        for (int first = 0; first < block.tiles && count < wanted; first += kSampleWarps) {
+            const int number = first + block.warp();
+            uint32_t mine = 0;  // places that equal it: bit i of lane l is place 32 i + l
+            if (number < block.tiles) {
+                bring_tile(tile, number, false);
+                for_each_logit(
+                    tile, [&](float x, int32_t place) { mine |= x == value ? 1u << (place / kWarp) : 0u; });
+            }
+            const uint64_t all = __reduce_add_sync(kFullWarp, static_cast<uint32_t>(__popc(mine)));
+            int32_t at = count + static_cast<int32_t>(block.scan_before(tile.lane == 0 ? all : uint64_t{0}));
+            at = __shfl_sync(kFullWarp, at, 0);
+            __syncthreads();
+#pragma unroll 1
+            for (int i = 0; i < kWarp && at < wanted; ++i) {
+                const uint32_t votes = __ballot_sync(kFullWarp, (mine >> i & 1) != 0);
+                const int32_t place = at + __popc(votes & ((1u << tile.lane) - 1));
+                if ((mine >> i & 1) != 0 && place < wanted) {
+                    shared.tokens[place] =
+                        ranked(value, static_cast<uint32_t>(number * kSampleTile + kWarp * i + tile.lane));
+                }
+                at += __popc(votes);
+            }
+            count += static_cast<int32_t>(block.reduce(tile.lane == 0 ? all : uint64_t{0}, Sum{}));
+        }
+        if (count >= wanted) {
+            break;
+        }
+        uint32_t next = 0;
+        for_each_tile(block, false, [&](int) {
+            for_each_logit(tile, [&](float x, int32_t) {
+                const uint32_t other = ordered_bits(x);
+                next = other < key ? max(next, other) : next;
             });
         });
-        last = block.reduce(next, Max{});
-        if (last == 0) {
-            return i;
-        }
-        if (threadIdx.x == 0) {
-            block.shared.tokens[i] = last;
-        }
+        key = block.reduce(next, Max{});
     }
     __syncthreads();
-    return count;
+    return min(count, wanted);
 }
 
 }  // namespace tessera::cuda
