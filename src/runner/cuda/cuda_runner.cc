@@ -184,7 +184,16 @@ Status CudaRunnerImpl::capture_decode_steps() {
     stream_.synchronize();
     cuda_check(cudaMemGetInfo(&free_after, &total));
     const auto taken = static_cast<int64_t>(free_before) - static_cast<int64_t>(free_after);
-    return budget_.reserve(MemoryCategory::kGraphs, "decode steps", std::max<int64_t>(taken, 0)).status();
+    const Status status =
+        budget_.reserve(MemoryCategory::kGraphs, "decode steps", std::max<int64_t>(taken, 0)).status();
+    if (!status.ok()) {  // the driver tells only what is free, and graphs of a model take some MiB
+        return resource_exhausted(
+            fmt::format("{}. What another process took while decode steps were captured is counted with "
+                        "them: start again "
+                        "when no other process begins on this device",
+                        status.message()));
+    }
+    return {};
 }
 
 void CudaRunnerImpl::launch(StepPlan plan) {

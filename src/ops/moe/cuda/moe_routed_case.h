@@ -118,11 +118,12 @@ class MoeRoutedCase {
         // The SwiGLU result rounds (bfloat16; then e4m3, where a value may fall the other way), the experts'
         // outputs and their sums too. e4m3 products are summed with 14 bits over the whole of K. One value
         // that falls the other way, an eighth of up to eight deviations (a product of two has long tails),
-        // times a weight of two to three, shows in a narrow sum; more such values show in the rms.
+        // times a weight of two to three, shows in a narrow sum; more such values show in the rms, where
+        // two tokens are compared one of them more.
         const bool narrow = weights_[0].tensors.dtype != DType::kBFloat16;
-        const double tolerance = narrow ? std::max(0.05, 2.5 / std::sqrt(static_cast<double>(width))) : 0.02;
+        const double tolerance = narrow ? std::max(0.1, 2.5 / std::sqrt(static_cast<double>(width))) : 0.02;
         OpError error = compare_sums(got, want, tolerance, 0.0157);
-        error.mismatches += error.rms > (narrow ? 1.2e-2 : 5e-3);
+        error.mismatches += error.rms > (narrow ? (large ? 2.5e-2 : 1.2e-2) : 5e-3);
         error += count_unwritten(widen_bf16(bits));
         return error;
     }
