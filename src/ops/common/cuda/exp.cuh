@@ -8,8 +8,8 @@
 
 namespace tessera::cuda {
 
-// exp_f32() without a branch: several are computed side by side. A NaN may become another.
-__device__ __forceinline__ float exp_f32_straight(float x) {
+// ops/common/exp.h's, without a branch: several are computed side by side. A NaN may become another.
+__device__ __forceinline__ float exp_f32(float x) {
     using C = ExpConstants;
     x = C::kMin > x ? C::kMin : x;
     x = C::kMax < x ? C::kMax : x;
@@ -33,12 +33,6 @@ __device__ __forceinline__ float exp_f32_straight(float x) {
     const float scale_b = __int_as_float((exponent - half + 127) << 23);
     return __fmul_rn(__fmul_rn(p, scale_a), scale_b);
 }
-__device__ __forceinline__ float exp_f32(float x) {
-    if (x != x) {
-        return x;
-    }
-    return exp_f32_straight(x);
-}
 
 // Divisors of 1 and more and their quotients side by side: what the hardware's own estimate can begin takes
 // four multiply-adds, and one branch for all leads to what it cannot.
@@ -51,7 +45,7 @@ struct SigmoidQuotients {
     __device__ __forceinline__ explicit SigmoidQuotients(const float (&x)[Count]) {
 #pragma unroll
         for (int i = 0; i < Count; ++i) {
-            below[i] = __fadd_rn(1.0f, exp_f32_straight(-x[i]));
+            below[i] = __fadd_rn(1.0f, exp_f32(-x[i]));
             largest = fmaxf(largest, below[i]);
             float rough;
             asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(rough) : "f"(below[i]));
