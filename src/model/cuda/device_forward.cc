@@ -287,7 +287,8 @@ void DeviceForward::block(cudaStream_t stream, const DeviceBatch& batch, const D
 
 // Whether decode attention itself writes what an e4m3 o projection reads.
 bool DeviceForward::decode_quantises(const DeviceLayer& layer) const {
-    return layer.o.dtype == DType::kFloat8E4M3 && !options_.deterministic && config_.group_size() <= 16;
+    return layer.o.dtype == DType::kFloat8E4M3 && !options_.deterministic &&
+           config_.group_size() <= kDecodeCudaRowsOfE4m3;
 }
 
 void DeviceForward::attention_out(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
@@ -359,7 +360,8 @@ void DeviceForward::attend(cudaStream_t stream, const DeviceBatch& batch, const 
         .v_scale = fp8 ? layer.v_scale : 1.0f,
         .page_tables = batch.page_tables,
         .pages_max = pages_max_};
-    // settled: qkv_post writes this step's slots and nothing else; all others are of earlier steps.
+    // settled: plans and tables are of this step's begin and all other slots of earlier steps; the kernel
+    // before, qkv_post or decode attention, waits for its own predecessor before it lets another start.
     PrefillCudaArgs prefill{.plan = decode_rows_plan(batch),
                             .kv = kv,
                             .q = qkv_,

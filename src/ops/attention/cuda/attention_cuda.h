@@ -59,17 +59,20 @@ struct DecodePlanCudaArgs {
                                      // kept until the step's end
 };
 
+inline constexpr int32_t kDecodeCudaRowsOfE4m3 = 16;  // of a KV head, q_len * group, that out8 may have
+
 struct DecodeCudaArgs {
     DecodePlanCudaArgs plan;  // as given to decode_plan_cuda()
     PagedKvCuda kv;
     const void* q =
         nullptr;  // [batch * q_len, q_heads * 128] bfloat16: query i of sequence b is row b * q_len + i
-    int64_t q_stride = 0;  // elements between rows, a multiple of 8
-    void* out = nullptr;   // [batch * q_len, q_heads * 128] bfloat16; empty rows become zeros
-    int64_t out_stride = 0;
-    // In place of out: e4m3(its elements / out8_scale), or null. For q_len * group up to 16.
+    int64_t q_stride = 0;    // elements between rows, a multiple of 8
+    void* out = nullptr;     // [batch * q_len, q_heads * 128] bfloat16; empty rows become zeros
+    int64_t out_stride = 0;  // elements between rows, of out8 as well
+    // [batch * q_len, q_heads * 128] e4m3, or null. Written in place of out, which may then be null: out's
+    // bfloat16 divided by out8_scale. Not for more than kDecodeCudaRowsOfE4m3 rows of a KV head.
     uint8_t* out8 = nullptr;
-    float out8_scale = 1;
+    float out8_scale = 1;  // > 0
     float* lse = nullptr;  // [batch * q_len, q_heads], or null: the logarithm of the sum of e^score; empty
                            // rows get -infinity
     float scale = 0;       // 1 / sqrt(head_dim)
@@ -127,8 +130,8 @@ struct PrefillCudaArgs {
     int64_t out_stride = 0;
     float scale = 0;
     int sm_count = 0;
-    // The plan, page tables and lists were complete before the kernel before this one let this one start, as
-    // in DecodeCudaArgs.
+    // The plan, page tables and lists of KV tiles were complete before the kernel before this one lets this
+    // one start: they are then read while that kernel still runs, as in DecodeCudaArgs.
     bool settled = false;
 };
 

@@ -500,7 +500,7 @@ class Consumer {
     __device__ __forceinline__ void write(int64_t place, float value) const {
         const DecodeCudaArgs& decode = args_.decode;
         // With 32 rows there are no registers left for it.
-        if constexpr (Rows <= kDecodeRowsOfE4m3) {
+        if constexpr (Rows <= kDecodeCudaRowsOfE4m3) {
             if (decode.out8 != nullptr) {
                 const float code = args_.out8_divide.for_e4m3(round_bf16(value));
                 decode.out8[place] = static_cast<uint8_t>(pack_e4m3(code, 0));
@@ -612,7 +612,7 @@ void attention_decode_cuda(cudaStream_t stream, const DecodeCudaArgs& args) {
                                              .layout = cuda::make_decode_layout(args.plan),
                                              .rows = cuda::make_decode_rows(args.plan),
                                              .out8_divide = {args.out8_scale, 1 / args.out8_scale}};
-    check(args.out8 == nullptr || kernel_args.rows.padded <= cuda::kDecodeRowsOfE4m3,
+    check(args.out8 == nullptr || kernel_args.rows.padded <= kDecodeCudaRowsOfE4m3,
           "attention decode: out8 takes at most 16 rows of a KV head");
     const bool scaled = args.kv.k_scales_offset >= 0;
     if (args.kv.dtype == DType::kFloat8E4M3) {

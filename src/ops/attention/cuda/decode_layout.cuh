@@ -44,8 +44,6 @@ struct DecodeLayout {
     int64_t bytes = 0;
 };
 
-inline constexpr int kDecodeRowsOfE4m3 = 16;  // padded, of a KV head, for which out8 is built
-
 struct DecodeKernelArgs {
     DecodeCudaArgs decode;
     DecodeLayout layout;

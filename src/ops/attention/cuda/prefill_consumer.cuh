@@ -16,14 +16,13 @@ struct ConsumerBase {
     const int thread;  // of its 128
     int tiles = 0;
 
-    // Lane (g, t) of warp w has rows 16 w + g and 16 w + g + 8.
-
     // Hidden from the compiler, so that it does not hold what few steps need in registers.
     __device__ __forceinline__ int hidden_thread() const {
         int hidden = thread;
         asm volatile("" : "+r"(hidden));
         return hidden;
     }
+    // Lane (g, t) of warp w has rows 16 w + g and 16 w + g + 8.
     __device__ __forceinline__ int row(int half) const {
         const int thread = hidden_thread();
         return index * kRows + thread / kWarp * 16 + thread % kWarp / 4 + 8 * half;
