@@ -13,8 +13,8 @@ bool router_few_serves(const RouterLogitsCudaArgs& args);
 void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,
                        const RouterTopkCudaArgs& choice);
 
-// 257 to 960 tokens of at most 192 experts: the choice. The bits are those of router_many with
-// `deterministic`.
+// 257 to 960 tokens of at most 192 experts, a width that is a multiple of 64 from 512 on: logits, which are
+// not written, and the choice. The bits are those of router_many with `deterministic`.
 bool router_middle_serves(const RouterLogitsCudaArgs& args);
 void launch_router_middle(cudaStream_t stream, const RouterLogitsCudaArgs& product,
                           const RouterTopkCudaArgs& choice);

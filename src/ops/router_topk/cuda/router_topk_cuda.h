@@ -55,8 +55,8 @@ struct RouterTopkCudaArgs {
 // A token with NaN logits gets valid experts and NaN weights.
 void router_topk_cuda(cudaStream_t stream, const RouterTopkCudaArgs& args);
 
-// Both. Whether logits are written is open: where one kernel does it they are not. `choice` is of the same
-// tokens and experts.
+// Both. `choice` is of the same tokens and experts, and its logits are those of `product`, whatever it says.
+// product.logits may be left as they were: where one kernel does both it does not write them.
 void router_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& product, RouterTopkCudaArgs choice);
 
 }  // namespace tessera

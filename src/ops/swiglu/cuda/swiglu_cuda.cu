@@ -13,8 +13,8 @@ using namespace cuda;
 constexpr int kThreads = 128;
 constexpr int kVector = 8;  // bfloat16 in 16 bytes
 
-// Roofline: 6 bytes an element (5 with FP8 output) against about 30 operations: bandwidth, for few rows the
-// latency of one. A thread makes 8 elements of row blockIdx.x.
+// Roofline: 6 bytes an element (5 with FP8 output) against some 60 operations; for few rows the latency of
+// one element. A thread makes 8 elements of row blockIdx.x.
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(const SwigluCudaArgs args, const Divider divide) {
     const int64_t row = blockIdx.x;
     const int column = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;

@@ -18,11 +18,13 @@ struct SwigluCudaArgs {
     int64_t y_stride = 0;
     uint8_t* y8 = nullptr;  // [rows, width] e4m3; null: not wanted
     int64_t y8_stride = 0;
-    float y8_scale = 1;
+    float y8_scale = 1;  // > 0
     int64_t rows = 0;
     int64_t width = 0;  // a multiple of 8
 };
 
+// May start before the kernel before it in the stream has ended (programmatic dependent launch), and waits
+// for it before it reads or writes.
 void swiglu_cuda(cudaStream_t stream, const SwigluCudaArgs& args);
 
 }  // namespace tessera
