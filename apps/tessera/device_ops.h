@@ -18,7 +18,7 @@ struct DeviceOpsArgs {
     uint64_t seed = 1;  // of the random inputs
     bool small = false;
     bool json = false;
-    std::string only;  // bench: the cases with this in shape or dtype
+    std::string only;  // bench: the cases with this in shape or dtype; empty: all
 };
 
 Status list_cuda_ops();
