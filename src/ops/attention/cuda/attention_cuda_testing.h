@@ -169,7 +169,7 @@ class Case {
         }
         const std::vector<float> values = bf16_values(DeviceArena::download(out, rows_ * width()));
         const int64_t group = shape_.heads.q_heads / shape_.heads.kv_heads;
-        if (group * shape_.sequences[0].q_len > 16) {
+        if (group * shape_.sequences[0].q_len > kDecodeCudaRowsOfE4m3) {
             return values;
         }
         args.settled = false;  // the plan is of the kernel just before
