@@ -52,7 +52,7 @@ struct SigmoidQuotients {
             inverse[i] = fmaf(fmaf(-below[i], rough, 1.0f), rough, rough);
         }
     }
-    // value / below[i], rounded as the division is, for values of 2^-100 and more.
+    // value / below[i], rounded as the division is, for finite values of 2^-100 and more.
     __device__ __forceinline__ float divide(float value, int i) const {
         const float quotient = __fmul_rn(value, inverse[i]);
         return fmaf(fmaf(-below[i], quotient, value), inverse[i], quotient);
@@ -80,12 +80,14 @@ template <int Count>
 __device__ __forceinline__ void silu_f32(const float (&x)[Count], float (&y)[Count]) {
     const SigmoidQuotients<Count> quotients(x);
     float smallest = 1;
+    float largest = 0;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
         y[i] = quotients.divide(x[i], i);
         smallest = fminf(smallest, fabsf(x[i]));
+        largest = fmaxf(largest, fabsf(x[i]));
     }
-    if (quotients.far() || smallest < 0x1p-100f) {
+    if (quotients.far() || smallest < 0x1p-100f || largest > 0x1p+126f) {
 #pragma unroll
         for (int i = 0; i < Count; ++i) {
             y[i] = __fdiv_rn(x[i], quotients.below[i]);

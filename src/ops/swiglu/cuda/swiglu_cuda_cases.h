@@ -16,7 +16,7 @@ class SwigluCudaCase {
           width_(width),
           fp8_(fp8),
           random_(data.seed),
-          host_(random_bf16(random_, rows * 2 * width, 4)),
+          host_(inputs(random_, rows, width, !fp8)),
           in_(data.budget, host_, data.sets),
           y_(data.budget, std::vector<uint16_t>(static_cast<size_t>(rows * width)), data.sets),
           y8_(data.budget, std::vector<uint8_t>(static_cast<size_t>(rows * width)), data.sets) {}
@@ -52,6 +52,17 @@ class SwigluCudaCase {
 
   private:
     static constexpr float kScale = 0.021f;
+
+    // With extremes: gates in the first row that a division's shortcut must leave to the division, each among
+    // others of its thread that it may take.
+    static std::vector<uint16_t> inputs(OpRandom& random, int64_t rows, int64_t width, bool extremes) {
+        std::vector<uint16_t> values = random_bf16(random, rows * 2 * width, 4);
+        const uint16_t gates[] = {0x7F80, 0xFF80, 0x7F7F, 0xFF7F, 0x0001, 0x8000, 0x0080};  // inf .. 2^-126
+        for (int64_t i = 0; extremes && i < 7 && 9 * i < width; ++i) {
+            values[static_cast<size_t>(9 * i)] = gates[i];
+        }
+        return values;
+    }
 
     int64_t rows_, width_;
     bool fp8_;
