@@ -100,6 +100,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 PrefillPlan make_prefill_plan(const PrefillPlanCudaArgs& args) {
+    check(args.sequences >= 1 && args.sequences <= kPrefillSequences,
+          "attention prefill: 1 to 1024 sequences");
     auto* words = reinterpret_cast<int32_t*>(args.workspace);
     PrefillPlan plan{.count = words, .next = words + 32, .finished = words + 64};
     plan.items = reinterpret_cast<PrefillItem*>(args.workspace + 512);
@@ -125,8 +127,6 @@ int64_t prefill_cuda_workspace_bytes(const AttentionCudaShape& shape, int32_t se
 }
 
 void prefill_plan_cuda(cudaStream_t stream, const PrefillPlanCudaArgs& args) {
-    check(args.sequences >= 1 && args.sequences <= cuda::kPrefillSequences,
-          "attention prefill: 1 to 1024 sequences");
     const cuda::PrefillPlan plan = cuda::make_prefill_plan(args);
     cuda::plan_kernel<<<1, cuda::kThreads, 0, stream>>>(
         args, plan, prefill_cuda_tile_queries(args.shape) * plan.item_tiles);
