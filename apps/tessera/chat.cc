@@ -1,4 +1,5 @@
 // tessera chat: a conversation with the model in the terminal.
+#include <algorithm>
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
@@ -215,6 +216,12 @@ class Conversation {
 
 void run_lines(Conversation& conversation) {
     const bool terminal = isatty(STDIN_FILENO) != 0;
+    // "/word", and what follows it; a path is text.
+    const auto names_command = [](std::string_view text) {
+        const size_t end = std::min(text.find(' '), text.size());
+        return end > 1 && text[0] == '/' &&
+               std::ranges::all_of(text.substr(1, end - 1), [](char c) { return c >= 'a' && c <= 'z'; });
+    };
     std::string line;
     for (;;) {
         if (terminal) {
@@ -229,6 +236,8 @@ void run_lines(Conversation& conversation) {
             conversation.reset();
         } else if (line.starts_with("/effort ")) {
             status = conversation.set_effort(line.substr(8));
+        } else if (names_command(line)) {
+            status = invalid_argument(fmt::format("{}: no such command: /new, /effort LEVEL, /exit", line));
         } else if (!line.empty()) {
             status = conversation.ask(line);
         }

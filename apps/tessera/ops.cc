@@ -276,7 +276,7 @@ int run_ops(int argc, char** argv) {
                    "cuda: the small cases alone, as compute-sanitizer wants them");
     bench->add_flag("--json", arguments.json, "one JSON object a line");
     bench->add_option("--only", arguments.only,
-                      "the cases with this in their shape or dtype, such as 'tokens=64 '");
+                      "once: the cases with this in their shape or dtype, such as 'tokens=64 '");
     app.footer(
         "us = median with cold level-2 caches, hot_us = straight after one another; floor_us = the larger\n"
         "of bytes over the measured read bandwidth and multiply-adds over the measured FMA rate;\n"

@@ -141,7 +141,7 @@ void add_compatibility_flags(CLI::App& app, RawFlags& raw) {
     app.add_option("--reasoning-parser", raw.parser)
         ->check(CLI::IsMember({"hy_v3", "hunyuan"}))
         ->group(group);
-    app.add_option("--dtype", raw.dtype)->check(CLI::IsMember({"auto", "float32"}))->group(group);
+    app.add_option("--dtype", raw.dtype)->check(CLI::IsMember({"auto", "bfloat16", "float32"}))->group(group);
     for (const char* name : {"--enable-auto-tool-choice", "--trust-remote-code", "--enable-chunked-prefill",
                              "--async-scheduling", "--enable-prompt-tokens-details",
                              "--enable-request-id-headers", "--enable-metrics", "--enable-cache-report"}) {
@@ -246,6 +246,11 @@ std::optional<std::string> resolve(ServeConfig& c, const RawFlags& raw) {
     }
     if (!raw.speculative.empty()) {
         return "speculative decoding is not built yet: leave --speculative-config out";
+    }
+    const std::string_view activations = c.engine.device == "cpu" ? "float32" : "bfloat16";
+    if (!raw.dtype.empty() && raw.dtype != "auto" && raw.dtype != activations) {
+        return fmt::format("--dtype {}: on {} activations are {}: auto or {}", raw.dtype, c.engine.device,
+                           activations, activations);
     }
     const Result<DType> kv_dtype = parse_kv_dtype(c.engine.device, c.engine.kv_cache_dtype);
     if (!kv_dtype.ok()) {

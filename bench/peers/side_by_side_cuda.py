@@ -38,11 +38,21 @@ def first_line(error):
 
 def read_lines(path, operators, only):
     """Those of `ops bench --json` that were asked for, from a run before this one on the same machine."""
-    with open(path) as file:
-        for line in map(json.loads, file):
-            wanted = any(words in f"{line['shape']} {line['dtype']}" for words in only or [""])
-            if wanted and (not operators or line["op"] in operators):
-                yield line
+    try:
+        with open(path) as file:
+            lines = [json.loads(line) for line in file]
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: {error}")
+    found = False
+    for number, line in enumerate(lines, 1):
+        if not (isinstance(line, dict) and {"op", "shape", "dtype", "wrong", "burst_us"} <= line.keys()):
+            sys.exit(f"{path}, line {number}: not as `tessera ops bench --device cuda --json` writes it")
+        wanted = any(words in f"{line['shape']} {line['dtype']}" for words in only or [""])
+        if wanted and (not operators or line["op"] in operators):
+            found = True
+            yield line
+    if not found:
+        sys.exit(f"{path}: no case has what --op and --only ask for")
 
 
 def our_lines(binary, operators, only):
@@ -95,7 +105,7 @@ def print_line(line, peers):
 
 
 def commit():
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return done.stdout.strip() or None
 
 

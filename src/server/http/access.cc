@@ -51,9 +51,9 @@ AccessRules::AccessRules(const HttpServerConfig& config, BoundAddress bound)
     for (const std::string& key : config.api_keys) {
         key_digests_.push_back(sha256(key));
     }
-    for (const std::string& name :
-         {bracketed(bound_.address), bracketed(config.host), std::string("localhost"),
-          std::string("127.0.0.1"), std::string("[::1]")}) {
+    // With any port: a forwarded one differs from the bound one, and no page of another name can send these.
+    allowed_hosts_ = {"localhost", "127.0.0.1", "[::1]"};
+    for (const std::string& name : {bracketed(bound_.address), bracketed(config.host)}) {
         allowed_hosts_.push_back(lower_case(fmt::format("{}:{}", name, bound_.port)));
         if (bound_.port == (bound_.tls ? 443 : 80)) {
             allowed_hosts_.push_back(lower_case(name));

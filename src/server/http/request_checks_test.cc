@@ -109,20 +109,21 @@ TEST_F(Checks, ContentType) {
 }
 
 TEST_F(Checks, HostOnLoopback) {
-    for (const char* host : {"127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000"}) {
+    for (const char* host : {"127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000", "localhost",
+                             "localhost:9000", "127.0.0.1:1"}) {
         EXPECT_EQ(status("POST", "/v1/chat/completions", with(kJson, "host", host)), 200) << host;
     }
     for (const char* host :
-         {"evil.example:8000", "localhost", "localhost:9000", "127.0.0.1.evil.example:8000", ""}) {
+         {"evil.example:8000", "localhost.evil.example:8000", "127.0.0.1.evil.example:8000", ""}) {
         EXPECT_EQ(status("POST", "/v1/chat/completions", with(kJson, "host", host)), 403) << host;
         EXPECT_EQ(status("GET", "/v1/models", {{"host", host}}), 403) << host;
         EXPECT_EQ(status("GET", "/health", {{"host", host}}), 200) << host;
     }
-    config_.allowed_hosts = {"Gateway.example", "localhost:9000"};
+    config_.allowed_hosts = {"Gateway.example", "other.example:9000"};
     EXPECT_EQ(status("GET", "/v1/models", {{"host", "gateway.example:1234"}}), 200);
     EXPECT_EQ(status("GET", "/v1/models", {{"host", "gateway.example"}}), 200);
-    EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost:9000"}}), 200);
-    EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost:9001"}}), 403);
+    EXPECT_EQ(status("GET", "/v1/models", {{"host", "other.example:9000"}}), 200);
+    EXPECT_EQ(status("GET", "/v1/models", {{"host", "other.example:9001"}}), 403);
     EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost:8000:9001"}}), 403);
 }
 
@@ -134,12 +135,13 @@ TEST_F(Checks, HostElsewhere) {
 }
 
 TEST_F(Checks, DefaultPortIsLeftOut) {
+    config_.host = "box.example";
     bound_.port = 80;
-    EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost"}}), 200);
+    EXPECT_EQ(status("GET", "/v1/models", {{"host", "box.example"}}), 200);
     bound_.tls = true;
-    EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost"}}), 403);
+    EXPECT_EQ(status("GET", "/v1/models", {{"host", "box.example"}}), 403);
     bound_.port = 443;
-    EXPECT_EQ(status("GET", "/v1/models", {{"host", "localhost"}}), 200);
+    EXPECT_EQ(status("GET", "/v1/models", {{"host", "box.example"}}), 200);
 }
 
 TEST_F(Checks, Origin) {

@@ -208,6 +208,12 @@ std::optional<ApiError> parse_chat_request(const json::Value& body, const OpenAi
     for (const UnsupportedField& field : kUnsupported) {
         reject_unsupported(reader, field);
     }
+    if (!reader.boolean("include_reasoning", true)) {
+        reader.fail("include_reasoning",
+                    "'include_reasoning' false is not supported: set reasoning_effort to no_think, or drop "
+                    "the field reasoning_content",
+                    "unsupported_parameter");
+    }
     check_modalities(reader);
     read_prompt(reader, config, out.prompt);
     read_tool_choice(reader, out);
