@@ -155,4 +155,13 @@ def check_mentions(tree, config):
     return problems
 
 
-CHECKS = [check_dead, check_assertions, check_links, check_mentions]
+def check_root(tree, config):
+    """What a newcomer sees first holds nothing by accident."""
+    return [
+        Problem(path, 1, "root", "is not a file of the project's root: move it, or add it to layers.toml")
+        for path in tree.files
+        if "/" not in path and path not in config["root"]["files"]
+    ]
+
+
+CHECKS = [check_root, check_dead, check_assertions, check_links, check_mentions]

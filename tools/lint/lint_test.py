@@ -173,6 +173,9 @@ class LintTest(unittest.TestCase):
         self.assert_found("dead bench/x.cc:1", {"bench/x.cc": "int x;\n"})
         self.assert_clean({"docs/x.md": "x\n", "README.md": "[x](docs/x.md)\n"})
 
+    def test_root(self):
+        self.assert_found("root NOTE:1", {"NOTE": "to do\n"})
+
     def test_assertions(self):
         self.assert_found("test A.b asserts nothing", {"src/base/x_test.cc": "TEST(A, b) {\n    run();\n}\n"})
         self.assert_clean(
