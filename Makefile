@@ -11,7 +11,7 @@ help: ## this list
 	@echo '  ./run     set up what serving needs, build, serve models/demo'
 	@echo '  ./test    set up what the tests need, build, lint, test'
 
-build: ## build everything (PRESET=release, debug, asan or tsan)
+build: ## build everything (PRESET=release, debug, asan, tsan or cuda)
 	@[ -f build/$(PRESET)/build.ninja ] || cmake --preset $(PRESET)
 	@cmake --build build/$(PRESET)
 

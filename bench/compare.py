@@ -6,6 +6,7 @@ Exit status 2 when the files cannot be compared."""
 
 import argparse
 import json
+import math
 import sys
 
 
@@ -42,6 +43,8 @@ def main(arguments=None):
     parser.add_argument("new")
     parser.add_argument("--limit", type=float, default=0.10, help="slowdown that is still accepted (0.10 = 10 %%)")
     options = parser.parse_args(arguments)
+    if not 0 <= options.limit < math.inf:
+        parser.error(f"--limit {options.limit}: a share of 0 or more, such as 0.10")
     try:
         baseline, new = read_cases(options.baseline), read_cases(options.new)
     except (OSError, ValueError) as error:

@@ -54,7 +54,9 @@ std::optional<int> parse(int argc, char** argv, Arguments& a) {
         "  tessera generate models/demo --prompt-ids prompts.json --temperature 0.9 --seed 7 --json");
     const std::optional<int> status = parse_arguments(app, argc, argv);
     if (!status && a.prompt.empty() && a.ids_file.empty()) {
-        std::fprintf(stderr, "tessera generate: --prompt or --prompt-ids is required\n");
+        std::fprintf(stderr, app.count("--prompt") > 0
+                                 ? "tessera generate: --prompt is empty: give it some text, or --prompt-ids\n"
+                                 : "tessera generate: --prompt or --prompt-ids is required\n");
         return 2;
     }
     return status;

@@ -144,7 +144,8 @@ void add_compatibility_flags(CLI::App& app, RawFlags& raw) {
     app.add_option("--dtype", raw.dtype)->check(CLI::IsMember({"auto", "bfloat16", "float32"}))->group(group);
     for (const char* name : {"--enable-auto-tool-choice", "--trust-remote-code", "--enable-chunked-prefill",
                              "--async-scheduling", "--enable-prompt-tokens-details",
-                             "--enable-request-id-headers", "--enable-metrics", "--enable-cache-report"}) {
+                             "--enable-request-id-headers", "--enable-metrics", "--enable-cache-report",
+                             "--disable-log-requests", "--no-enable-log-requests"}) {
         app.add_flag(name, raw.ignored)->group(group);
     }
     for (const char* name : {"--speculative-config", "--speculative-config.method",
