@@ -98,16 +98,8 @@ __device__ __forceinline__ void w4_bring_weights(const ExpertsW4Args& args,
     }
 }
 
-__device__ __forceinline__ W4Raw w4_load(uint32_t unit) {
-    const uint32_t thread = threadIdx.x % 128;
-    W4Raw raw;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(raw.scales) : "r"(unit + thread / 4 * 4) : "memory");
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        raw.codes[half] =
-            load_shared_16(unit + static_cast<uint32_t>(kW4ScaleBytes) + half * 2048 + thread * 16);
-    }
-    return raw;
+__device__ __forceinline__ W4Raw w4_load_unit(uint32_t unit) {
+    return w4_load(threadIdx.x % 128, unit, unit + static_cast<uint32_t>(kW4ScaleBytes), 2048);
 }
 
 // part = the group's products.
@@ -180,8 +172,8 @@ struct W4Tile {
         }
     }
     __device__ __forceinline__ W4Raw raw(int block) const {
-        return w4_load(stage() + Shape::kWeightsOffset +
-                       (me.index * Shape::kBlocks + block) * Shape::kUnitBytes);
+        return w4_load_unit(stage() + Shape::kWeightsOffset +
+                            (me.index * Shape::kBlocks + block) * Shape::kUnitBytes);
     }
     __device__ __forceinline__ W4Weights weights(int block) const { return w4_convert(raw(block)); }
 };

@@ -164,14 +164,7 @@ __device__ __forceinline__ void few_w4_fetch(uint32_t stage, const uint8_t* grou
 
 // This thread's weights in a stage.
 __device__ __forceinline__ W4Raw few_w4_load(uint32_t stage) {
-    const uint32_t lane = threadIdx.x % 32;
-    W4Raw raw;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(raw.scales) : "r"(stage + lane / 4 * 4) : "memory");
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        raw.codes[half] = load_shared_16(stage + 32 + half * 512 + lane * 16);
-    }
-    return raw;
+    return w4_load(threadIdx.x % 32, stage, stage + 32, 512);
 }
 
 // sums += scales x (weights x columns) of a group, by a warpgroup. columns: its descriptor; step: bytes

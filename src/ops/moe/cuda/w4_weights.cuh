@@ -24,6 +24,18 @@ struct W4Raw {
     uint4 codes[2];
     uint32_t scales = 0;  // of rows lane / 4 and lane / 4 + 8
 };
+// From shared memory: the scales of rows in fours of threads, and 16 bytes a thread of either half's codes,
+// which lie `half_bytes` apart.
+__device__ __forceinline__ W4Raw w4_load(uint32_t thread, uint32_t scales, uint32_t codes,
+                                         uint32_t half_bytes) {
+    W4Raw raw;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(raw.scales) : "r"(scales + thread / 4 * 4) : "memory");
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        raw.codes[half] = load_shared_16(codes + half * half_bytes + thread * 16);
+    }
+    return raw;
+}
 // The same as e4m3, four steps of four registers.
 struct W4Weights {
     uint32_t registers[16];
