@@ -12,6 +12,7 @@
 #include "model_setup.h"
 #include "ops/harness.h"
 #include "ops/harness_simd.h"
+#include "ops/only_cases.h"
 #include "ops/registry.h"
 #include "subcommands.h"
 
@@ -154,16 +155,14 @@ int bench_operators(const Arguments& arguments, OpContext& context) {
         fmt::print("{:<12} {:<52} {:<9} {:<8} {:>11} {:>11} {:>10} {:>6}\n", "operator", "shape", "dtype",
                    "variant", "us", "hot_us", "floor_us", "ratio");
     }
-    int ran = 0;
+    OnlyCases only(arguments.only);
     for (const SimdVariant& variant : chosen_variants(arguments, false)) {
         force_simd(variant.target);
         for (const OpEntry* entry : chosen_operators(arguments)) {
             for (const OpCase& op_case : entry->cases()) {
-                const std::string name = fmt::format("{} {}", op_case.shape, op_case.dtype);
-                if (!op_case.bench || name.find(arguments.only) == std::string::npos) {
+                if (!op_case.bench || !only.takes(op_case.shape, op_case.dtype)) {
                     continue;
                 }
-                ++ran;
                 const OpCaseRun run = op_case.prepare();
                 // Beside the case, since other work on the machine changes what it can do.
                 const MachineRates rates{measure_fma_rate(context.threads, 0.02),
@@ -176,10 +175,8 @@ int bench_operators(const Arguments& arguments, OpContext& context) {
         }
     }
     force_simd(0);
-    if (ran == 0 && !arguments.only.empty()) {
-        return fail(invalid_argument(fmt::format("no case has '{}' in its shape or dtype", arguments.only)));
-    }
-    return 0;
+    const Status status = only.status();
+    return status.ok() ? 0 : fail(status);
 }
 
 void add_device(CLI::App& command, Arguments& arguments) {

@@ -12,6 +12,7 @@
 #include "device/cuda/stream.h"
 #include "ops/cuda/cuda_harness.h"
 #include "ops/cuda/cuda_registry.h"
+#include "ops/only_cases.h"
 
 namespace tessera {
 namespace {
@@ -161,14 +162,12 @@ Status bench_cuda_operators(const CudaReportArgs& args) {
     }
     const Stream stream;
     int wrong = 0;
-    int ran = 0;
+    OnlyCases only(args.only);
     for (const CudaOpEntry* entry : *chosen) {
         for (const CudaOpCase& op_case : entry->cases()) {
-            const std::string name = fmt::format("{} {}", op_case.shape, op_case.dtype);
-            if (!op_case.bench || name.find(args.only) == std::string::npos) {
+            if (!op_case.bench || !only.takes(op_case.shape, op_case.dtype)) {
                 continue;
             }
-            ++ran;
             MemoryBudget budget(device->free_bytes);
             const CudaCaseRun run =
                 op_case.prepare({budget, cuda_case_sets(op_case, device->l2_bytes), args.seed});
@@ -182,8 +181,8 @@ Status bench_cuda_operators(const CudaReportArgs& args) {
             }
         }
     }
-    if (ran == 0 && !args.only.empty()) {
-        return invalid_argument(fmt::format("no case has '{}' in its shape or dtype", args.only));
+    if (Status status = only.status(); !status.ok()) {
+        return status;
     }
     return wrong == 0 ? Status()
                       : data_loss(fmt::format("{} cases differ from their references: see `tessera ops test`",

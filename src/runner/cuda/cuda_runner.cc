@@ -189,8 +189,7 @@ Status CudaRunnerImpl::capture_decode_steps() {
     if (!status.ok()) {  // the driver tells only what is free, and graphs of a model take some MiB
         return resource_exhausted(
             fmt::format("{}. What another process took while decode steps were captured is counted with "
-                        "them: start again "
-                        "when no other process begins on this device",
+                        "them: start again when no other process begins on this device",
                         status.message()));
     }
     return {};
