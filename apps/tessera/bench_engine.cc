@@ -3,6 +3,7 @@
 #include "bench_engine.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <optional>
 
 #include "bench.h"
@@ -88,22 +89,28 @@ void set_defaults(BenchEngineArguments& arguments) {
     setup.tokens_max = std::max(setup.tokens_max, setup.logit_rows_max);
 }
 
-Status check_model(const BenchEngineArguments& arguments, bool random_weights) {
+// What is wrong with the flags beside each other, or nullptr.
+const char* flag_mistake(const BenchEngineArguments& arguments, bool random_weights) {
     const bool config = !arguments.model_config.empty();
     if (config == !arguments.setup.folder.empty()) {
-        return invalid_argument("give either MODEL or --model-config");
+        return "give either MODEL or --model-config";
     }
     if (config != random_weights) {
-        return invalid_argument(config ? "--model-config has no weights: add --random-weights"
-                                       : "--random-weights needs --model-config");
+        return config ? "--model-config has no weights: add --random-weights"
+                      : "--random-weights needs --model-config";
     }
     if (config && arguments.setup.device != "cuda") {
-        return invalid_argument("--model-config needs --device cuda");
+        return "--model-config needs --device cuda";
     }
     if (!config && (arguments.layers != 0 || !arguments.dtype.empty())) {
-        return invalid_argument("--layers and --dtype need --model-config: a folder has its own");
+        return "--layers and --dtype need --model-config: a folder has its own";
     }
-    // What can be wrong without the device comes before it.
+    return nullptr;
+}
+
+// What can be wrong without the device comes before it.
+Status check_model(const BenchEngineArguments& arguments) {
+    const bool config = !arguments.model_config.empty();
     if (const Result<DType> kv_dtype = parse_kv_dtype(arguments.setup.device, arguments.setup.kv_cache_dtype);
         !kv_dtype.ok()) {
         return kv_dtype.status();
@@ -130,8 +137,12 @@ int run_bench_engine(int argc, char** argv) {
     if (const std::optional<int> status = parse_arguments(app, argc, argv)) {
         return *status;
     }
+    if (const char* mistake = flag_mistake(arguments, random_weights)) {
+        std::fprintf(stderr, "tessera bench engine: %s\n", mistake);
+        return 2;
+    }
     set_defaults(arguments);
-    Status status = check_model(arguments, random_weights);
+    Status status = check_model(arguments);
     if (status.ok()) {
         status = arguments.setup.device == "cuda" ? bench_engine_on_device(arguments)
                                                   : bench_engine_on_cpu(arguments);

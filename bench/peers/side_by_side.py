@@ -6,7 +6,7 @@ import sys
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: bench/peers/side_by_side.py FILE")
     try:
         with open(sys.argv[1]) as file:
