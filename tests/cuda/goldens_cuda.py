@@ -195,10 +195,13 @@ def check_quantised(arguments, cases, own, checks):
 
 
 def check_serve(tessera, checks):
-    call = [tessera.binary, "serve", tessera.model, "--port", "0", *tessera.flags]
+    call = [tessera.binary, "serve", tessera.model, "--port", "0", "--gpu-memory-utilization", "0.1", *tessera.flags]
     with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as server:
         try:
-            url = re.search(r"http\S+", server.stdout.readline())[0].rstrip("/")
+            found = re.search(r"http\S+", server.stdout.readline())
+            if found is None:
+                sys.exit(f"{' '.join(call)}: status {server.wait()}, see its words above")
+            url = found[0].rstrip("/")
             body = {
                 "messages": [{"role": "user", "content": "What is the capital of France?"}],
                 "max_tokens": 40,
