@@ -255,7 +255,8 @@ void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,
 namespace tessera {
 
 int64_t router_cuda_workspace_bytes(int64_t experts, int64_t width) {
-    return cuda::kRouterFewTokens * experts * (width / cuda::kSlice) * 4;
+    const int64_t few = cuda::kRouterFewTokens * experts * (width / cuda::kSlice) * 4;
+    return std::max(few, cuda::router_middle_workspace_bytes(experts, width));
 }
 
 }  // namespace tessera

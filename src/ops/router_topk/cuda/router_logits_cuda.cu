@@ -97,6 +97,8 @@ void router_logits_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& args) {
     }
     if (cuda::router_few_serves(args)) {
         cuda::launch_router_few(stream, args, {});
+    } else if (cuda::router_middle_serves(args)) {
+        cuda::launch_router_middle(stream, args, {});
     } else if (cuda::router_many_serves(args)) {
         cuda::launch_router_many(stream, args);
     } else {

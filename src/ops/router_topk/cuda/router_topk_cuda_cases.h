@@ -68,6 +68,11 @@ class RouterCudaData {
     }
     void poison() { logits_.poison(); }
     std::vector<float> logits() const { return logits_.download(); }
+    // As it was before the first use.
+    bool workspace_is_clean() const {
+        const std::vector<uint8_t> bytes = workspace_.download();
+        return std::all_of(bytes.begin(), bytes.end(), [](uint8_t byte) { return byte == 0xFF; });
+    }
     double exact_logit(int64_t token, int64_t expert) const {
         double sum = 0;
         const uint16_t* x = host_x_.data() + token * spec_.width;
@@ -122,6 +127,7 @@ class RouterLogitsCudaCase {
         error.mismatches +=
             std::any_of(all.begin(), all.end(), [](float v) { return std::isnan(v); }) ? 1 : 0;
         error += check_company(stream, all);
+        error.mismatches += data_.workspace_is_clean() ? 0 : 1;
         return error;
     }
 
@@ -172,11 +178,17 @@ inline std::vector<CudaOpCase> router_logits_cuda_cases() {
         cases.push_back(router_logits_cuda_case({17, 48, 4608, float32}, false));
         cases.push_back(router_logits_cuda_case({65, 5, 576, float32}, false));
         cases.push_back(router_logits_cuda_case({129, 198, 512, float32}, false));
-        for (const int64_t tokens : {127, 513, 1025, 2049}) {
+        for (const int64_t tokens : {127, 513, 1025, 2049, 3500}) {
             cases.push_back(router_logits_cuda_case({tokens, 192, 640, float32, true}, false));
         }
-        for (const int64_t tokens : {511, 2049, 4200, 5100}) {  // clusters of six, three and two
+        for (const int64_t tokens : {511, 700, 1500}) {
+            cases.push_back(router_logits_cuda_case({tokens, 130, 1088, float32}, false));
+        }
+        for (const int64_t tokens : {2049, 3500, 4095, 5100}) {
             cases.push_back(router_logits_cuda_case({tokens, 192, 640, float32}, false));
+        }
+        for (const int64_t tokens : {511, 1025, 4200}) {  // more experts than blocks that meet take: clusters
+            cases.push_back(router_logits_cuda_case({tokens, 208, 640, float32}, false));
         }
         for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 2048, 4096, 8192}) {
             cases.push_back(router_logits_cuda_case({tokens, 192, 4096, float32}, true));
@@ -339,6 +351,7 @@ class RouterCudaCase {
         error.mismatches +=
             std::any_of(weights.begin(), weights.end(), [](float v) { return std::isnan(v); }) ? 1 : 0;
         error += check_company(stream, chosen, weights);
+        error.mismatches += data_.workspace_is_clean() ? 0 : 1;
         return error;
     }
 
@@ -450,10 +463,13 @@ inline std::vector<CudaOpCase> router_cuda_cases() {
         add({{65, 192, 512, float32}, 8}, false);
         add({{9, 10, 72, float32}, 10}, false);
         add({{300, 100, 1088, float32}, 8}, false);
-        for (const int64_t tokens : {400, 1100}) {
+        for (const int64_t tokens : {40, 400, 1100}) {
             add({{tokens, 192, 640, float32, true}, 8}, false);
         }
-        for (const int64_t tokens : {1, 8, 64, 128, 512, 2048}) {
+        for (const int64_t tokens : {130, 999, 2047, 2500}) {
+            add({{tokens, 180, 1088, float32}, 8}, false);
+        }
+        for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 2048, 4096}) {
             add({{tokens, 192, 4096, float32}, 8}, true);
         }
     }

@@ -1,0 +1,96 @@
+// Sums that blocks send each other through the workspace, 16 bytes that are their own flags, and the choice
+// from logits in shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/router_topk/cuda/router_select.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr int kMeetExperts = 192;  // at most
+inline constexpr int kMeetPerLane = kMeetExperts / kWarp;
+inline constexpr uint32_t kAbsent =
+    0xFFFFFFFFu;  // a sum that is not there yet; sums that are NaN have other bits
+
+// Accesses to sums that other blocks wait for.
+__device__ __forceinline__ uint4 load_relaxed(const uint32_t* from) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* to, uint4 v) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+__device__ __forceinline__ uint32_t present(float sum) {
+    const uint32_t bits = __float_as_uint(sum);
+    return bits == kAbsent ? 0x7FFFFFFFu : bits;
+}
+__device__ __forceinline__ bool is_absent(uint4 v) {
+    return v.x == kAbsent || v.y == kAbsent || v.z == kAbsent || v.w == kAbsent;
+}
+
+__device__ __forceinline__ void make_absent(uint32_t* at) {
+    *reinterpret_cast<uint4*>(at) = make_uint4(kAbsent, kAbsent, kAbsent, kAbsent);
+}
+__device__ __forceinline__ float4 as_floats(uint4 v) {
+    return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+}
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) {
+    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+// What a warp's choices need beside the logits, loaded before they are there: the bias does not wait for the
+// kernel before.
+template <int RowsAWarp, int Warps>
+struct Beside {
+    float bias[kMeetPerLane];
+    bool padding[RowsAWarp];
+
+    __device__ __forceinline__ Beside(const RouterTopkCudaArgs& choice, int first_token) {
+        const bool chooses = choice.chosen != nullptr;
+#pragma unroll
+        for (int j = 0; j < kMeetPerLane; ++j) {
+            const int expert = static_cast<int>(threadIdx.x) % kWarp + kWarp * j;
+            bias[j] = chooses && choice.bias != nullptr && expert < choice.experts ? choice.bias[expert] : 0;
+        }
+        wait_for_previous_kernel();
+#pragma unroll
+        for (int r = 0; r < RowsAWarp; ++r) {
+            const int token = first_token + static_cast<int>(threadIdx.x) / kWarp + r * Warps;
+            padding[r] = chooses && choice.positions != nullptr && token < choice.tokens &&
+                         choice.positions[token] < 0;
+        }
+    }
+
+    // By the warp: the choice of its token r, whose logits are `row`.
+    __device__ __forceinline__ void choose(const RouterTopkCudaArgs& choice, int token, int r,
+                                           const float* row, SelectRoom& room) const {
+        const int lane = static_cast<int>(threadIdx.x) % kWarp;
+        if (padding[r]) {
+            return select_nothing(choice, token, lane);
+        }
+        float logits[kMeetPerLane];
+#pragma unroll
+        for (int j = 0; j < kMeetPerLane; ++j) {
+            logits[j] = row[lane + kWarp * j];
+        }
+        ExpertScore scores[kMeetPerLane];
+        score_experts(logits, bias, scores);
+#pragma unroll
+        for (int j = 0; j < kMeetPerLane; ++j) {
+            if (lane + kWarp * j >= choice.experts) {
+                scores[j] = {};
+            }
+        }
+        select_experts(choice, token, scores, room);
+    }
+};
+
+}  // namespace tessera::cuda
