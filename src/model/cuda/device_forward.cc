@@ -143,6 +143,7 @@ Status DeviceForward::allocate(MemoryBudget& budget) {
                                  [&](Layout& layout) { layout.take(unused, moe_bytes); });
     }
     if (status.ok()) {
+        fill_blocking(moe_memory_.data(), 0xFF, moe_bytes);
         status = allocate_layout(budget, "matrix products", linear_memory_,
                                  [&](Layout& layout) { layout.take(unused, LinearCuda::kWorkspaceBytes); });
     }

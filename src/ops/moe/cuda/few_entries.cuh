@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "ops/common/cuda/reduce.cuh"
+
 namespace tessera::cuda {
 
 inline constexpr int kFewTokens = 8;  // columns of an instruction
@@ -27,17 +29,19 @@ struct FewEntriesScratch {
     uint32_t firsts[2];
 };
 
-// By all threads, at least 64. The caller synchronises.
-__device__ __forceinline__ void find_entries(const FewRouting& routing, FewEntries& entries,
+// Of a pair; -1: none.
+__device__ __forceinline__ int32_t few_choice(const FewRouting& routing, int pair) {
+    const int32_t expert = pair < routing.tokens * routing.k ? routing.chosen[pair] : -1;
+    return expert < routing.experts ? expert : -1;
+}
+
+// By all threads, at least 64, of which the first 64 have the pairs' choices. The caller synchronises.
+__device__ __forceinline__ void find_entries(const FewRouting& routing, int32_t choice, FewEntries& entries,
                                              FewEntriesScratch& scratch) {
     const int thread = static_cast<int>(threadIdx.x);
     const int pairs = routing.tokens * routing.k;
     const int shared = routing.shared ? 1 : 0;
-    int expert = -1;
-    if (thread < kFewPairs) {
-        expert = thread < pairs ? routing.chosen[thread] : -1;
-        expert = expert < routing.experts ? expert : -1;
-    }
+    const int expert = thread < kFewPairs ? choice : -1;
     for (int i = thread; i < (kFewPairs + 1) * kFewTokens; i += static_cast<int>(blockDim.x)) {
         const bool token = shared != 0 && i < routing.tokens;
         (&entries.columns[0][0])[i] = static_cast<int8_t>(token ? pairs + i : -1);
@@ -76,5 +80,53 @@ __device__ __forceinline__ void find_entries(const FewRouting& routing, FewEntri
         }
     }
 }
+
+// What a warp finds by itself, without the others: the number of entries, and an entry's expert.
+class FewExperts {
+  public:
+    __device__ __forceinline__ explicit FewExperts(const FewRouting& routing) {
+        const auto lane = static_cast<int>(threadIdx.x % 32);
+        const int shared = routing.shared ? 1 : 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            choices_[i] = few_choice(routing, lane + 32 * i);
+        }
+        bool first = is_first(choices_[0]) && choices_[0] >= 0;
+        const uint32_t low = __ballot_sync(kFullWarp, first);
+        entries_[0] = first ? shared + __popc(low & ((1u << lane) - 1)) : -1;
+        count_ = shared + __popc(low);
+        if (routing.tokens * routing.k > 32) {
+            first = is_first(choices_[1]) && choices_[1] >= 0;
+#pragma unroll 8
+            for (int i = 0; i < 32; ++i) {
+                first &= __shfl_sync(kFullWarp, choices_[0], i) != choices_[1];
+            }
+            const uint32_t high = __ballot_sync(kFullWarp, first);
+            entries_[1] = first ? count_ + __popc(high & ((1u << lane) - 1)) : -1;
+            count_ += __popc(high);
+        }
+    }
+    __device__ __forceinline__ int count() const { return count_; }
+    // Of pair lane + 32 * half; -1: none.
+    __device__ __forceinline__ int choice(int half) const { return choices_[half]; }
+    // By all lanes; not of the shared expert.
+    __device__ __forceinline__ int expert(int entry) const {
+        const uint32_t low = __ballot_sync(kFullWarp, entries_[0] == entry);
+        const uint32_t high = __ballot_sync(kFullWarp, entries_[1] == entry);
+        return low != 0 ? __shfl_sync(kFullWarp, choices_[0], __ffs(static_cast<int>(low)) - 1)
+                        : __shfl_sync(kFullWarp, choices_[1], __ffs(static_cast<int>(high)) - 1);
+    }
+
+  private:
+    // Of the lanes with the same choice.
+    static __device__ __forceinline__ bool is_first(int choice) {
+        const uint32_t same = __match_any_sync(kFullWarp, choice);
+        return (same & ((1u << threadIdx.x % 32) - 1)) == 0;
+    }
+
+    int choices_[2];
+    int entries_[2] = {-1, -1};  // of which the pair is the first
+    int count_;
+};
 
 }  // namespace tessera::cuda

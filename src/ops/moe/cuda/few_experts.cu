@@ -10,17 +10,23 @@ namespace {
 
 using namespace cuda;
 
-constexpr int64_t kPartsBytesMax = 96 << 10;  // two blocks a multiprocessor
+constexpr int kBlocks = 2;             // a multiprocessor
+constexpr int kSharedMax = 100 << 10;  // of a block
 
+int64_t row_bytes(const MoeCudaTensors& t) {
+    return std::max(t.width, t.shared_width) * dtype_size(t.dtype);
+}
 int64_t slices_of(const MoeCudaTensors& t) {
-    const int64_t bytes = std::max(t.width, t.shared_width) * dtype_size(t.dtype);
-    return (bytes + kFewSlice - 1) / kFewSlice;
+    return (row_bytes(t) + kFewSlice - 1) / kFewSlice;
 }
-
+int64_t groups_of(const MoeCudaArgs& args) {
+    const int64_t outputs = int64_t{kFewDownOutputs} * kBlocks * args.sm_count;
+    return (args.weights->tensors.hidden + outputs - 1) / outputs;
+}
 int64_t parts_bytes(const MoeCudaArgs& args) {
-    return args.tokens * (args.k + 1) * slices_of(args.weights->tensors) * kFewDownOutputs * 4;
+    const int64_t rows = groups_of(args) * args.tokens * (args.k + 1);
+    return rows * slices_of(args.weights->tensors) * kFewDownOutputs * 4;
 }
-
 FewRouting few_routing(const MoeCudaArgs& args, bool shared) {
     return {.chosen = args.chosen,
             .tokens = static_cast<int32_t>(args.tokens),
@@ -34,8 +40,9 @@ FewArgs few_args(const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
     FewArgs out{.routing = few_routing(args, t.shared_width > 0),
                 .hidden = static_cast<int32_t>(t.hidden),
                 .expert_weights = args.expert_weights,
-                .act = static_cast<uint8_t*>(inputs.act),
-                .act_bytes = inputs.act_width * dtype_size(t.dtype),
+                .exchange = reinterpret_cast<FewExchange*>(inputs.exchange),
+                .act_bytes = static_cast<int32_t>(row_bytes(t)),
+                .slices = static_cast<int32_t>(slices_of(t)),
                 .y = static_cast<__nv_bfloat16*>(args.y),
                 .add = inputs.add};
     out.routed = {.gate_up = static_cast<const uint8_t*>(t.gate_up),
@@ -59,28 +66,31 @@ FewArgs few_args(const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
 
 template <bool Fp8>
 void launch(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
-    const MoeCudaTensors& t = args.weights->tensors;
-    const FewArgs kernel_args = few_args(args, inputs);
-    const int64_t units = (t.shared_width + args.tokens * args.k * t.width) / kFewGateOutputs;
-    const int64_t blocks = std::min<int64_t>(units, 2 * args.sm_count);
-    cuda_check(launch_dependent(
-        {.grid = dim3(static_cast<unsigned>(blocks)), .threads = 32 * kFewWarps, .stream = stream},
-        few_gate_up_kernel<Fp8>, kernel_args));
-    const int parts = static_cast<int>(parts_bytes(args));
-    cuda_check(
-        cudaFuncSetAttribute(few_down_kernel<Fp8>, cudaFuncAttributeMaxDynamicSharedMemorySize, parts));
-    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(t.hidden / kFewDownOutputs)),
+    const auto kernel = few_experts_kernel<Fp8>;
+    const auto bytes = static_cast<int>(parts_bytes(args));
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int resident = 0;
+    cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * kFewWarps,
+                                                             static_cast<size_t>(bytes)));
+    check(resident >= kBlocks, "moe: blocks that wait for others must be resident");
+    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(kBlocks * args.sm_count)),
                                  .threads = 32 * kFewWarps,
-                                 .shared_bytes = parts,
+                                 .shared_bytes = bytes,
                                  .stream = stream},
-                                few_down_kernel<Fp8>, kernel_args, static_cast<int>(slices_of(t))));
+                                kernel, few_args(args, inputs)));
 }
 
 }  // namespace
 
+int64_t few_exchange_bytes() {
+    return kFewExchangeBytes;
+}
+
 bool few_experts_serves(const MoeCudaArgs& args) {
+    const MoeCudaTensors& t = args.weights->tensors;
     return !args.batch_invariant && args.tokens <= kFewTokens && args.tokens * args.k <= kFewPairs &&
-           parts_bytes(args) <= kPartsBytesMax;
+           args.tokens * (args.k + 1) * row_bytes(t) <= kFewActBytes && t.hidden <= kFewHiddenMax &&
+           parts_bytes(args) <= kSharedMax;
 }
 
 void few_experts_cuda(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs& inputs) {

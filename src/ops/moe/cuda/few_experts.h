@@ -1,4 +1,4 @@
-// The mixture of experts for a few tokens: two kernels without a sorted list.
+// The mixture of experts for a few tokens: one kernel without a sorted list.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,12 +7,15 @@
 
 namespace tessera {
 
+// Where the blocks hand act to each other; all bytes are 0xFF before the first call of all. Either kind of
+// call has its own: they differ in blocks.
+int64_t few_exchange_bytes();
+
 // What few_experts_cuda() reads beside MoeCudaArgs, and its workspace.
 struct FewExpertsInputs {
     const void* x = nullptr;         // [tokens, hidden] in the weights' format, as the routed experts read it
     const void* shared_x = nullptr;  // the same for the shared expert
-    void* act = nullptr;             // [tokens * (k + 1), act_width] in the weights' format
-    int64_t act_width = 0;           // elements, a multiple of 16
+    std::byte* exchange = nullptr;   // few_exchange_bytes()
     bool add = true;                 // to y
 };
 
@@ -21,9 +24,9 @@ bool few_experts_serves(const MoeCudaArgs& args);
 // As moe_cuda(), but for the order of the sums.
 void few_experts_cuda(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs& inputs);
 
-// The same for routed experts of int4, whose workspace `act` is [tokens * k, width] bfloat16.
+// The same for routed experts of int4.
 struct FewExpertsW4Inputs {
-    void* act = nullptr;
+    std::byte* exchange = nullptr;
     const void* more = nullptr;  // [tokens, hidden] bfloat16: the shared expert's outputs; may be null
 };
 bool few_experts_w4_serves(const MoeCudaArgs& args);

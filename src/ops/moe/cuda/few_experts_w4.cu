@@ -10,21 +10,36 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kSharedMax = 216 << 10;
+constexpr int kSharedMax = 206 << 10;
 
-int gate_up_bytes(const MoeCudaArgs& args) {
-    return few_w4_gate_up_shared(static_cast<int>(args.weights->tensors.hidden));
+int shared_bytes(const MoeCudaArgs& args, int stages) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    return few_w4_shared_bytes(stages, static_cast<int>(args.tokens * args.k), static_cast<int>(t.hidden),
+                               static_cast<int>(t.width));
 }
-int down_bytes(const MoeCudaArgs& args) {
-    return few_w4_down_shared(static_cast<int>(args.tokens * args.k),
-                              static_cast<int>(args.weights->tensors.width));
+
+template <int Stages>
+void launch(cudaStream_t stream, const MoeCudaArgs& args, const FewW4Args& kernel_args) {
+    const auto kernel = few_w4_kernel<Stages>;
+    const int bytes = shared_bytes(args, Stages);
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    int resident = 0;
+    cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kFewW4Threads,
+                                                             static_cast<size_t>(bytes)));
+    check(resident >= 1, "moe: blocks that wait for others must be resident");
+    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(args.sm_count)),
+                                 .threads = kFewW4Threads,
+                                 .shared_bytes = bytes,
+                                 .stream = stream},
+                                kernel, kernel_args));
 }
 
 }  // namespace
 
 bool few_experts_w4_serves(const MoeCudaArgs& args) {
     return !args.batch_invariant && args.tokens <= kFewTokens && args.tokens * args.k <= kFewPairs &&
-           gate_up_bytes(args) + 18 * 1024 <= kSharedMax && down_bytes(args) <= kSharedMax;
+           args.tokens * args.k * args.weights->tensors.width * 2 <= kFewActBytes &&
+           shared_bytes(args, kFewW4Stages) <= kSharedMax;
 }
 
 void few_experts_w4_cuda(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsW4Inputs& inputs) {
@@ -40,24 +55,14 @@ void few_experts_w4_cuda(cudaStream_t stream, const MoeCudaArgs& args, const Few
                                 .hidden = static_cast<int32_t>(t.hidden),
                                 .width = static_cast<int32_t>(t.width),
                                 .expert_weights = args.expert_weights,
-                                .act = static_cast<uint16_t*>(inputs.act),
+                                .exchange = reinterpret_cast<FewExchange*>(inputs.exchange),
                                 .more = static_cast<const __nv_bfloat16*>(inputs.more),
                                 .y = static_cast<__nv_bfloat16*>(args.y)};
-    const int64_t units = args.tokens * args.k * t.width / kFewW4GateOutputs;
-    cuda_check(cudaFuncSetAttribute(few_w4_gate_up_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    gate_up_bytes(args)));
-    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(std::min<int64_t>(units, args.sm_count))),
-                                 .threads = kFewW4Threads,
-                                 .shared_bytes = gate_up_bytes(args),
-                                 .stream = stream},
-                                few_w4_gate_up_kernel, kernel_args));
-    cuda_check(cudaFuncSetAttribute(few_w4_down_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    down_bytes(args)));
-    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(t.hidden / kFewW4DownOutputs)),
-                                 .threads = kFewW4Threads,
-                                 .shared_bytes = down_bytes(args),
-                                 .stream = stream},
-                                few_w4_down_kernel, kernel_args));
+    if (shared_bytes(args, 2 * kFewW4Stages) <= kSharedMax) {
+        launch<2 * kFewW4Stages>(stream, args, kernel_args);
+    } else {
+        launch<kFewW4Stages>(stream, args, kernel_args);
+    }
 }
 
 }  // namespace tessera

@@ -1,15 +1,16 @@
-// The int4 experts of a few tokens: two kernels without a sorted list, as few_experts.cuh.
+// The int4 experts of a few tokens: one kernel without a sorted list, as few_experts.cuh.
 //
 // Roofline: bytes of the chosen experts' weights (0.516 a weight) at 4.27 TB/s.
 //
-// Schedule: one block a multiprocessor, four warpgroups. Each warp has a ring of groups of 16 rows by 128
-// inputs on their way into shared memory (cp.async), which costs no registers: both kernels' blocks fit
-// beside each other, and down's first groups arrive while gate and up still run. Codes become e4m3 in
-// registers, the A side of wgmma (experts_w4.cuh); its N side is all tokens, or the rows of act of one
-// expert, of which a thread uses what it needs. Each block quantises all rows of x (of act) while its first
-// weights arrive.
+// Schedule: one block a multiprocessor, four warpgroups. Units of 32 outputs of gate and up of one expert in
+// turn, then 32 outputs of down of all experts. Each warp has a ring of groups of 16 rows by 128 inputs on
+// their way into shared memory (cp.async): down's first groups arrive while the last gate and up are handed
+// over (few_exchange.cuh). Codes become e4m3 in registers, the A side of wgmma (experts_w4.cuh); its N side
+// is all tokens, or the rows of act of one expert, of which a thread uses what it needs. Each block quantises
+// all rows of x (of act) while weights arrive.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <cuda_bf16.h>
@@ -19,6 +20,7 @@
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/wgmma.cuh"
 #include "ops/moe/cuda/few_entries.cuh"
+#include "ops/moe/cuda/few_exchange.cuh"
 #include "ops/moe/cuda/quantize_row.cuh"
 #include "ops/moe/cuda/swiglu.cuh"
 #include "ops/moe/cuda/w4_mma.cuh"
@@ -34,7 +36,7 @@ struct FewW4Args {
     int32_t hidden = 0;
     int32_t width = 0;
     const float* expert_weights = nullptr;  // [tokens, k]
-    uint16_t* act = nullptr;                // [tokens * k, width] bfloat16
+    FewExchange* exchange = nullptr;        // [tokens * k, width] bfloat16
     const __nv_bfloat16* more = nullptr;    // [tokens, hidden]: the shared expert's outputs; may be null
     __nv_bfloat16* y = nullptr;             // [tokens, hidden]
 };
@@ -42,22 +44,22 @@ struct FewW4Args {
 inline constexpr int kFewW4Warps = 16;
 inline constexpr int kFewW4Threads = 32 * kFewW4Warps;
 inline constexpr int kFewW4Groups = kFewW4Warps / 4;  // warpgroups
-inline constexpr int kFewW4Stages = 4;
-inline constexpr int kFewW4StageBytes = 32 + 1024;  // scales and codes of 16 rows by 128 inputs
-inline constexpr int kFewW4RingBytes = kFewW4Stages * kFewW4StageBytes;
+inline constexpr int kFewW4Stages = 4;                // of a ring; twice as many where there is room
+inline constexpr int kFewW4StageBytes = 32 + 1024;    // scales and codes of 16 rows by 128 inputs
 inline constexpr int kFewW4GateOutputs = 32;
 inline constexpr int kFewW4DownOutputs = 32;
 
-constexpr int few_w4_gate_up_shared(int hidden) {
-    return kFewW4Warps * kFewW4RingBytes + 8 * hidden;
-}
 // Groups of each half of the inputs of down.
 constexpr int few_w4_half(int width) {
     return (width + 255) / 256;
 }
-// pairs + 8 rows of act, and the pairs' sums.
-constexpr int few_w4_down_shared(int pairs, int width) {
-    return kFewW4Warps * kFewW4RingBytes + 256 * few_w4_half(width) * (pairs + 8) +
+// x in e4m3, then pairs + 8 rows of act.
+constexpr int few_w4_columns_bytes(int pairs, int hidden, int width) {
+    return std::max(kFewTokens * hidden, 256 * few_w4_half(width) * (pairs + 8));
+}
+// The rings, the columns, and the pairs' sums.
+constexpr int few_w4_shared_bytes(int stages, int pairs, int hidden, int width) {
+    return kFewW4Warps * stages * kFewW4StageBytes + few_w4_columns_bytes(pairs, hidden, width) +
            2 * pairs * kFewW4DownOutputs * 4;
 }
 
@@ -70,7 +72,7 @@ __device__ __forceinline__ uint64_t few_w4_descriptor(uint32_t address, int rows
 
 // Rows of bfloat16 to e4m3 with a scale each, in shared memory in that layout. By all warps; the caller
 // synchronises before the values are read.
-template <int Kept>  // pieces of a row that a thread holds
+template <int Kept, bool Awaited = false>  // pieces of a row that a thread holds; the rows are awaited
 struct FewW4Quantizer {
     const uint16_t* from = nullptr;  // [rows, count]
     int rows = 0;
@@ -91,9 +93,27 @@ struct FewW4Quantizer {
         while (share > 1 && rows * share > kFewW4Warps) {
             share /= 2;
         }
-        const int mine = static_cast<int>(threadIdx.x) / (32 * share);
-        if (mine < rows) {
-            pieces.load(row(mine), lane(), 32 * share);
+        bring(static_cast<int>(threadIdx.x) / (32 * share), lane());
+    }
+    __device__ __forceinline__ bool is_there(int index) const {
+        return index < rows && (places == nullptr || places[index] >= 0);
+    }
+    __device__ __forceinline__ void bring(int index, int first) {
+        if (is_there(index)) {
+            if constexpr (Awaited) {
+                pieces.look(row(index), first, 32 * share);
+            } else {
+                pieces.load(row(index), first, 32 * share);
+            }
+        }
+    }
+    // What bring() has asked for is there.
+    __device__ __forceinline__ void settle(int index, int first) {
+        if constexpr (Awaited) {
+            while (pieces.is_missing()) {
+                bring(index, first);
+            }
+            __syncwarp();
         }
     }
     __device__ __forceinline__ void store(int place, int first, const Divider& divide) const {
@@ -111,10 +131,14 @@ struct FewW4Quantizer {
         const int span = 32 * share * Kept;  // pieces of a row that are kept at once
         const int warp = static_cast<int>(threadIdx.x / 32);
         for (int index = warp / share; index - warp / share < rows; index += at_once) {
-            const bool there = index < rows;
+            const bool there = is_there(index);
+            if (there) {
+                settle(index, lane());
+            }
             float largest = there ? pieces.largest() : 0;
             for (int first = lane() + span; there && (first - lane()) * 8 < count; first += span) {
-                pieces.load(row(index), first, 32 * share);
+                bring(index, first);
+                settle(index, first);
                 largest = fmaxf(largest, pieces.largest());
             }
             if (share > 1) {
@@ -126,8 +150,8 @@ struct FewW4Quantizer {
                     largest = fmaxf(largest, partial[warp / share * share + i]);
                 }
             }
-            const int place = there && places != nullptr ? places[index] : index;
-            if (there && place >= 0) {
+            if (there) {
+                const int place = places != nullptr ? places[index] : index;
                 const float scale = row_scale(largest);
                 const Divider divide = divider(scale);
                 if (lane() == 0) {
@@ -136,14 +160,12 @@ struct FewW4Quantizer {
                 const bool whole = span * 8 >= count;
                 for (int first = lane(); (first - lane()) * 8 < count; first += span) {
                     if (!whole) {
-                        pieces.load(row(index), first, 32 * share);
+                        bring(index, first);
                     }
                     store(place, first, divide);
                 }
             }
-            if (index + at_once < rows) {
-                pieces.load(row(index + at_once), lane(), 32 * share);
-            }
+            bring(index + at_once, lane());
         }
         fence_proxy_async();
     }
@@ -198,112 +220,23 @@ __device__ __forceinline__ void few_w4_multiply(float (&sums)[4], const W4Raw& r
 
 // A warp's groups on their way: the one that is read next, and the stage that is free once it has been
 // acquired.
+template <int Stages>
 struct FewW4Ring {
-    static_assert(kFewW4Stages == 4);
+    static_assert((Stages & (Stages - 1)) == 0);
     uint32_t memory = 0;
     int next = 0;
 
     __device__ __forceinline__ uint32_t stage(int index) const {
-        return memory + (index & (kFewW4Stages - 1)) * kFewW4StageBytes;
+        return memory + (index & (Stages - 1)) * kFewW4StageBytes;
     }
     // The next group, once it is there.
     __device__ __forceinline__ uint32_t acquire() {
-        copy_async_wait<kFewW4Stages - 2>();
+        copy_async_wait<Stages - 2>();
         __syncwarp();
         return stage(next++);
     }
-    __device__ __forceinline__ uint32_t free() const { return stage(next + kFewW4Stages - 2); }
+    __device__ __forceinline__ uint32_t free() const { return stage(next + Stages - 2); }
 };
-
-// Units of 32 outputs of an expert, entry by entry; the four warpgroups share a unit's groups.
-__global__ void __launch_bounds__(kFewW4Threads, 2)
-    few_w4_gate_up_kernel(const __grid_constant__ FewW4Args args) {
-    extern __shared__ __align__(128) uint8_t few_shared[];
-    __shared__ float sums[2][kFewW4Groups][64][kFewTokens];
-    __shared__ FewEntries entries;
-    __shared__ FewEntriesScratch scratch;
-    __shared__ float x_scales[kFewTokens];
-    __shared__ float partial[kFewW4Warps];
-    const int warp = static_cast<int>(threadIdx.x / 32);
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    uint8_t* x8 = few_shared + kFewW4Warps * kFewW4RingBytes;
-    wait_for_previous_kernel();
-    let_next_kernel_start();
-    FewW4Quantizer<8> quantizer{.from = args.x,
-                                .rows = args.routing.tokens,
-                                .count = args.hidden,
-                                .to = x8,
-                                .to_rows = kFewTokens,
-                                .scales = x_scales,
-                                .partial = partial};
-    quantizer.begin();
-    find_entries(args.routing, entries, scratch);
-    __syncthreads();
-    const int row_units = args.width / kFewW4GateOutputs;
-    const int units = entries.count * row_units;
-    const int groups = args.hidden / static_cast<int>(kW4Group);
-    const int64_t unit_bytes = w4_unit_bytes(args.hidden);
-    FewW4Ring ring{.memory = shared_address(few_shared) + warp * kFewW4RingBytes};
-    // What is fetched next.
-    int unit_ahead = warp / 4 < groups ? static_cast<int>(blockIdx.x) : units;
-    int group_ahead = warp / 4;
-    const uint8_t* from = nullptr;
-    const auto fetch = [&](uint32_t stage) {
-        if (unit_ahead < units) {
-            if (group_ahead == warp / 4) {
-                const int64_t expert = entries.expert[unit_ahead / row_units];
-                from = args.gate_up + (expert * row_units + unit_ahead % row_units) * unit_bytes;
-            }
-            few_w4_fetch(stage, from + group_ahead * kW4GroupBytes, warp % 4, 128);
-            group_ahead += kFewW4Groups;
-            if (group_ahead >= groups) {
-                group_ahead = warp / 4;
-                unit_ahead += static_cast<int>(gridDim.x);
-            }
-        }
-        copy_async_commit();
-    };
-    for (int i = 0; i < kFewW4Stages - 1; ++i) {
-        fetch(ring.stage(i));
-    }
-    quantizer.finish();
-    __syncthreads();
-    const uint64_t columns = few_w4_descriptor(shared_address(x8), kFewTokens, 0);
-    int buffer = 0;
-    for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x)) {
-        float d[4] = {};
-        for (int group = warp / 4; group < groups; group += kFewW4Groups) {
-            const W4Raw raw = few_w4_load(ring.acquire());
-            fetch(ring.free());
-            few_w4_multiply<kFewTokens>(d, raw, columns + group * (kW4Group * kFewTokens >> 4),
-                                        32 * kFewTokens, false);
-        }
-        auto& to = sums[buffer][warp / 4];
-        const int row = warp % 4 * 16 + lane / 4;
-        *reinterpret_cast<float2*>(&to[row][lane % 4 * 2]) = make_float2(d[0], d[1]);
-        *reinterpret_cast<float2*>(&to[row + 8][lane % 4 * 2]) = make_float2(d[2], d[3]);
-        __syncthreads();
-        const int o = static_cast<int>(threadIdx.x) % kFewW4GateOutputs;
-        const int n = static_cast<int>(threadIdx.x) / kFewW4GateOutputs;
-        const int pair = n < kFewTokens ? entries.columns[unit / row_units][n] : -1;
-        if (pair >= 0) {
-            const int token = pair / args.routing.k;
-            const auto gate_row = static_cast<int>(w4_gate_row(o));
-            float gate = 0;
-            float up = 0;
-#pragma unroll
-            for (int i = 0; i < kFewW4Groups; ++i) {
-                gate += sums[buffer][i][gate_row][token];
-                up += sums[buffer][i][gate_row + 8][token];
-            }
-            const float scale = x_scales[token] * kW4Unit;
-            reinterpret_cast<__nv_bfloat16*>(args.act)[static_cast<int64_t>(pair) * args.width +
-                                                       unit % row_units * kFewW4GateOutputs + o] =
-                __float2bfloat16_rn(swiglu(gate * scale, up * scale));
-        }
-        buffer ^= 1;
-    }
-}
 
 // Where the rows of act lie: by entry. By the first threads, after find_entries(); the caller synchronises.
 struct FewW4Places {
@@ -337,130 +270,301 @@ struct FewW4Places {
     }
 };
 
-// The index of this thread's result in y.
-__device__ __forceinline__ int few_w4_output(const FewW4Args& args) {
-    return static_cast<int>(threadIdx.x) / kFewW4DownOutputs * args.hidden +
-           static_cast<int>(blockIdx.x) * kFewW4DownOutputs +
-           static_cast<int>(threadIdx.x) % kFewW4DownOutputs;
-}
+struct FewW4Shared {
+    float sums[2][kFewW4Groups][64][kFewTokens];
+    FewEntries entries;
+    FewEntriesScratch scratch;
+    FewW4Places places;
+    float x_scales[kFewTokens];
+    float act_scales[kFewPairs];
+    float shares[kFewPairs];
+    float partial[kFewW4Warps];
+    uint32_t turn;
+};
 
-// gridDim.x = hidden / 32. A warpgroup takes an expert at a time: two of its warps the first half of the
-// inputs, two the second, whose columns lie that much further.
-__global__ void __launch_bounds__(kFewW4Threads, 2)
-    few_w4_down_kernel(const __grid_constant__ FewW4Args args) {
+// The groups of a warp one after the other, into its ring: of the block's units of gate and up, which the
+// four warpgroups share group by group; then of down, where a warpgroup takes an expert at a time: two of its
+// warps the first half of the inputs, two the second.
+class FewW4Order {
+  public:
+    __device__ __forceinline__ FewW4Order(const FewW4Args& args, const FewEntries& entries)
+        : args_(args), entries_(entries), row_units_(args.width / kFewW4GateOutputs) {
+        units_ = entries.count * row_units_;
+        unit_ = groups() > warp() / 4 ? static_cast<int>(blockIdx.x) : units_;
+        entry_ = warp() / 4;
+        // The blocks that have a unit more have outputs of down less.
+        part_ = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
+    }
+    __device__ __forceinline__ int units() const { return units_; }
+    __device__ __forceinline__ int row_units() const { return row_units_; }
+    __device__ __forceinline__ int groups() const { return args_.hidden / static_cast<int>(kW4Group); }
+    // Whether this warp has the second half of the inputs of down; its 16 rows.
+    static __device__ __forceinline__ bool second() { return warp() % 4 >= 2; }
+
+    __device__ __forceinline__ void fetch(uint32_t stage) {
+        if (unit_ < units_) {
+            fetch_gate_up(stage);
+        } else if (part_ < args_.hidden / kFewW4DownOutputs && entry_ < entries_.count) {
+            fetch_down(stage);
+        }
+        copy_async_commit();
+    }
+
+  private:
+    static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / 32); }
+    __device__ __forceinline__ void fetch_gate_up(uint32_t stage) {
+        if (step_ == 0) {
+            const int64_t expert = entries_.expert[unit_ / row_units_];
+            from_ = args_.gate_up + (expert * row_units_ + unit_ % row_units_) * w4_unit_bytes(args_.hidden) +
+                    warp() / 4 * kW4GroupBytes;
+        }
+        few_w4_fetch(stage, from_ + step_ * (kFewW4Groups * kW4GroupBytes), warp() % 4, 128);
+        ++step_;
+        if (warp() / 4 + step_ * kFewW4Groups >= groups()) {
+            step_ = 0;
+            unit_ += static_cast<int>(gridDim.x);
+        }
+    }
+    __device__ __forceinline__ void fetch_down(uint32_t stage) {
+        const int output = part_ * kFewW4DownOutputs;
+        const int half = few_w4_half(args_.width);
+        if (step_ == 0) {
+            const int64_t row = static_cast<int64_t>(entries_.expert[entry_]) * args_.hidden + output;
+            from_ = args_.down + row / kW4UnitRows * w4_unit_bytes(args_.width);
+        }
+        const int group = step_ + (second() ? half : 0);
+        const int inputs = args_.width - group * static_cast<int>(kW4Group);
+        few_w4_fetch(stage, from_ + (inputs > 0 ? group * kW4GroupBytes : 0),
+                     output % static_cast<int>(kW4UnitRows) / 16 + warp() % 2, inputs);
+        if (++step_ == half) {
+            step_ = 0;
+            entry_ += kFewW4Groups;
+            if (entry_ >= entries_.count) {
+                entry_ = warp() / 4;
+                part_ += static_cast<int>(gridDim.x);
+            }
+        }
+    }
+
+    const FewW4Args& args_;
+    const FewEntries& entries_;
+    const int row_units_;
+    int units_;
+    int unit_;
+    int step_ = 0;
+    int entry_;
+    int part_;
+    const uint8_t* from_ = nullptr;
+};
+
+// A block's work on units of gate and up, then on down.
+template <int Stages>
+struct FewW4Block {
+    const FewW4Args& args;
+    FewW4Shared& s;
+    FewW4Order order;
+    FewW4Ring<Stages> ring;
+    uint32_t columns;  // x, then act
+    uint8_t* act;
+    float* parts;  // [pairs][2][32]
+    int warp = static_cast<int>(threadIdx.x / 32);
+    int lane = static_cast<int>(threadIdx.x % 32);
+
+    // SwiGLU of a unit, by a warp for each column and a lane for each output.
+    __device__ __forceinline__ void publish(int unit,
+                                            const float (&sums)[kFewW4Groups][64][kFewTokens]) const {
+        const int o = lane;
+        const int pair = warp < kFewTokens ? s.entries.columns[unit / order.row_units()][warp] : -1;
+        if (pair < 0) {
+            return;
+        }
+        const int token = pair / args.routing.k;
+        const auto gate_row = static_cast<int>(w4_gate_row(o));
+        float gate = 0;
+        float up = 0;
+#pragma unroll
+        for (int i = 0; i < kFewW4Groups; ++i) {
+            gate += sums[i][gate_row][token];
+            up += sums[i][gate_row + 8][token];
+        }
+        const float scale = s.x_scales[token] * kW4Unit;
+        const float h = swiglu(gate * scale, up * scale);
+        const float next = __shfl_down_sync(kFullWarp, h, 1);
+        if (o % 2 == 0) {
+            const int output = unit % order.row_units() * kFewW4GateOutputs + o;
+            few_publish(act + (pair * args.width + output) * 2, pack_bf16(h, next));
+        }
+    }
+    __device__ __forceinline__ void gate_up() {
+        const uint64_t x = few_w4_descriptor(columns, kFewTokens, 0);
+        int buffer = 0;
+        for (int unit = static_cast<int>(blockIdx.x); unit < order.units();
+             unit += static_cast<int>(gridDim.x)) {
+            float d[4] = {};
+            for (int group = warp / 4; group < order.groups(); group += kFewW4Groups) {
+                const W4Raw raw = few_w4_load(ring.acquire());
+                order.fetch(ring.free());
+                few_w4_multiply<kFewTokens>(d, raw, x + group * (kW4Group * kFewTokens >> 4), 32 * kFewTokens,
+                                            false);
+            }
+            auto& to = s.sums[buffer][warp / 4];
+            const int row = warp % 4 * 16 + lane / 4;
+            *reinterpret_cast<float2*>(&to[row][lane % 4 * 2]) = make_float2(d[0], d[1]);
+            *reinterpret_cast<float2*>(&to[row + 8][lane % 4 * 2]) = make_float2(d[2], d[3]);
+            __syncthreads();
+            publish(unit, s.sums[buffer]);
+            buffer ^= 1;
+        }
+    }
+    // 32 outputs of down of all experts, each half of the inputs.
+    __device__ __forceinline__ void down() {
+        const int rows = args.routing.tokens * args.routing.k + 8;
+        const int half = few_w4_half(args.width);
+        const bool second = FewW4Order::second();
+        for (int entry = warp / 4; entry < s.entries.count; entry += kFewW4Groups) {
+            const uint64_t first =
+                few_w4_descriptor(columns + s.places.first[entry] * 16, rows, 128 * half * rows);
+            float d[4] = {};
+            for (int step = 0; step < half; ++step) {
+                const W4Raw raw = few_w4_load(ring.acquire());
+                order.fetch(ring.free());
+                few_w4_multiply<2 * kFewTokens>(d, raw, first + step * (128 * rows >> 4), 32 * rows, second);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int taker = s.entries.columns[entry][lane % 4 * 2 + i % 2];
+                if (taker >= 0) {
+                    parts[(2 * taker + (second ? 1 : 0)) * kFewW4DownOutputs + warp % 2 * 16 + i / 2 * 8 +
+                          lane / 4] = d[i];
+                }
+            }
+        }
+    }
+};
+
+// This thread's result.
+struct FewW4End {
+    const FewW4Args& args;
+    const FewW4Shared& s;
+    const float* parts;
+    int token = static_cast<int>(threadIdx.x) / kFewW4DownOutputs;
+    int o = static_cast<int>(threadIdx.x) % kFewW4DownOutputs;
+
+    __device__ __forceinline__ bool is_there(int part) const {
+        return token < args.routing.tokens && part < args.hidden / kFewW4DownOutputs;
+    }
+    __device__ __forceinline__ int at(int part) const {
+        return token * args.hidden + part * kFewW4DownOutputs + o;
+    }
+    // y and more.
+    __device__ __forceinline__ float2 base(int part) const {
+        if (!is_there(part)) {
+            return make_float2(0, 0);
+        }
+        return make_float2(__bfloat162float(args.y[at(part)]),
+                           args.more != nullptr ? __bfloat162float(args.more[at(part)]) : 0);
+    }
+    __device__ __forceinline__ void store(int part, float2 base) const {
+        if (!is_there(part)) {
+            return;
+        }
+        float sum = 0;
+#pragma unroll 8
+        for (int i = 0; i < args.routing.k; ++i) {
+            const int pair = token * args.routing.k + i;
+            if (s.scratch.choices[pair] >= 0) {
+                const float* from = parts + 2 * pair * kFewW4DownOutputs + o;
+                const float out = (from[0] + from[kFewW4DownOutputs]) * (s.act_scales[pair] * kW4Unit);
+                sum = fmaf(s.shares[pair], round_bf16(out), sum);
+            }
+        }
+        if (args.more != nullptr) {
+            sum = round_bf16(sum) + base.y;
+        }
+        args.y[at(part)] = __float2bfloat16_rn(base.x + round_bf16(sum));
+    }
+};
+
+// gridDim.x: the multiprocessors.
+template <int Stages>
+__global__ void __launch_bounds__(kFewW4Threads, 1) few_w4_kernel(const __grid_constant__ FewW4Args args) {
     extern __shared__ __align__(128) uint8_t few_shared[];
-    __shared__ __align__(16) FewEntries entries;
-    __shared__ FewEntriesScratch scratch;
-    __shared__ FewW4Places places;
-    __shared__ float act_scales[kFewPairs];
-    __shared__ float shares[kFewPairs];
-    __shared__ float2 added[kFewTokens * kFewW4DownOutputs];  // y and more
-    __shared__ float partial[kFewW4Warps];
-    const int warp = static_cast<int>(threadIdx.x / 32);
-    const int lane = static_cast<int>(threadIdx.x % 32);
+    __shared__ __align__(16) FewW4Shared s;
+    const auto thread = static_cast<int>(threadIdx.x);
     const int pairs = args.routing.tokens * args.routing.k;
     const int rows = pairs + 8;
     const int half = few_w4_half(args.width);
-    uint8_t* act8 = few_shared + kFewW4Warps * kFewW4RingBytes;
-
-    const int output = static_cast<int>(blockIdx.x) * kFewW4DownOutputs;
-    // The choices are complete: the kernel before waited for the one that made them, and let this one start
-    // only then.
-    find_entries(args.routing, entries, scratch);
-    __syncthreads();
-    const auto unit_bytes = static_cast<int>(w4_unit_bytes(args.width));
-    const int quarter = output % static_cast<int>(kW4UnitRows) / 16 + warp % 2;
-    const bool second = warp % 4 >= 2;
-    FewW4Ring ring{.memory = shared_address(few_shared) + warp * kFewW4RingBytes};
-    // What is fetched next.
-    int entry_ahead = warp / 4;
-    int step_ahead = 0;
-    const auto fetch = [&](uint32_t stage) {
-        if (entry_ahead < entries.count) {
-            const int64_t unit =
-                (static_cast<int64_t>(entries.expert[entry_ahead]) * args.hidden + output) / kW4UnitRows;
-            const int group = step_ahead + (second ? half : 0);
-            const int inputs = args.width - group * static_cast<int>(kW4Group);
-            few_w4_fetch(stage, args.down + unit * unit_bytes + (inputs > 0 ? group * kW4GroupBytes : 0),
-                         quarter, inputs);
-            if (++step_ahead == half) {
-                step_ahead = 0;
-                entry_ahead += kFewW4Groups;
-            }
-        }
-        copy_async_commit();
-    };
-    for (int i = 0; i < kFewW4Stages - 1; ++i) {
-        fetch(ring.stage(i));
-    }
-    places.find(entries);
-    if (static_cast<int>(threadIdx.x) < pairs) {
-        shares[threadIdx.x] = args.expert_weights[threadIdx.x];
-    }
-    // Inputs that the last group lacks.
-    for (int i = static_cast<int>(threadIdx.x) + args.width / 16 * rows; i < 16 * half * rows;
-         i += kFewW4Threads) {
-        reinterpret_cast<uint4*>(act8)[i] = make_uint4(0, 0, 0, 0);
-    }
-    __syncthreads();
+    uint8_t* columns = few_shared + kFewW4Warps * Stages * kFewW4StageBytes;
+    auto* parts = reinterpret_cast<float*>(columns + few_w4_columns_bytes(pairs, args.hidden, args.width));
+    const FewW4End end{args, s, parts};
+    int part = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);
     wait_for_previous_kernel();
     let_next_kernel_start();
-    FewW4Quantizer<6> quantizer{.from = args.act,
-                                .rows = pairs,
-                                .count = args.width,
-                                .to = act8,
-                                .to_rows = rows,
-                                .places = places.row,
-                                .scales = act_scales,
-                                .partial = partial};
-    quantizer.begin();
-    quantizer.finish();
-    if (static_cast<int>(threadIdx.x) < args.routing.tokens * kFewW4DownOutputs) {
-        const int at = few_w4_output(args);
-        added[threadIdx.x] = make_float2(__bfloat162float(args.y[at]),
-                                         args.more != nullptr ? __bfloat162float(args.more[at]) : 0);
+    // Loads return in order: what is asked for after the weights comes after them.
+    if (thread == kFewW4Threads - 1) {
+        s.turn = few_turn(args.exchange);
     }
+    const int choice = few_choice(args.routing, thread);
+    const float expert_share = thread < pairs ? args.expert_weights[thread] : 0;
+    float2 base = end.base(part);
+    FewW4Quantizer<8> x{.from = args.x,
+                        .rows = args.routing.tokens,
+                        .count = args.hidden,
+                        .to = columns,
+                        .to_rows = kFewTokens,
+                        .scales = s.x_scales,
+                        .partial = s.partial};
+    x.begin();
+    find_entries(args.routing, choice, s.entries, s.scratch);
     __syncthreads();
-    auto* parts = reinterpret_cast<float*>(act8 + 256 * half * rows);
-    for (int entry = warp / 4; entry < entries.count; entry += kFewW4Groups) {
-        const uint64_t columns =
-            few_w4_descriptor(shared_address(act8) + places.first[entry] * 16, rows, 128 * half * rows);
-        float d[4] = {};
-        for (int step = 0; step < half; ++step) {
-            const W4Raw raw = few_w4_load(ring.acquire());
-            fetch(ring.free());
-            few_w4_multiply<2 * kFewTokens>(d, raw, columns + step * (128 * rows >> 4), 32 * rows, second);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int taker = entries.columns[entry][lane % 4 * 2 + i % 2];
-            if (taker >= 0) {
-                parts[(2 * taker + (second ? 1 : 0)) * kFewW4DownOutputs + warp % 2 * 16 + i / 2 * 8 +
-                      lane / 4] = d[i];
-            }
-        }
+    FewW4Block<Stages> block{
+        .args = args,
+        .s = s,
+        .order = FewW4Order(args, s.entries),
+        .ring = {.memory = shared_address(few_shared) + thread / 32 * Stages * kFewW4StageBytes},
+        .columns = shared_address(columns),
+        .act = args.exchange->act[s.turn],
+        .parts = parts};
+    for (int i = 0; i < Stages - 1; ++i) {
+        block.order.fetch(block.ring.stage(i));
     }
+    few_reset(args.exchange, s.turn ^ 1);
+    s.places.find(s.entries);
+    if (thread < pairs) {
+        s.shares[thread] = expert_share;
+    }
+    x.finish();
     __syncthreads();
-    const int token = static_cast<int>(threadIdx.x) / kFewW4DownOutputs;
-    if (token >= args.routing.tokens) {
+    block.gate_up();
+    if (part * kFewW4DownOutputs >= args.hidden) {
         return;
     }
-    int mine = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(mine));  // else its place is kept from above, in local memory
-    const float2 base = added[mine];
-    float sum = 0;
-    for (int i = 0; i < args.routing.k; ++i) {
-        const int pair = token * args.routing.k + i;
-        if (scratch.choices[pair] >= 0) {
-            const float* part = parts + 2 * pair * kFewW4DownOutputs + threadIdx.x % kFewW4DownOutputs;
-            const float out = (part[0] + part[kFewW4DownOutputs]) * (act_scales[pair] * kW4Unit);
-            sum = fmaf(shares[pair], round_bf16(out), sum);
+    // No warp reads x any more: each has passed a barrier after its last product.
+    for (int i = thread + args.width / 16 * rows; i < 16 * half * rows; i += kFewW4Threads) {
+        reinterpret_cast<uint4*>(columns)[i] = make_uint4(0, 0, 0, 0);  // inputs that the last group lacks
+    }
+    FewW4Quantizer<6, true> rows_of_act{.from = reinterpret_cast<const uint16_t*>(block.act),
+                                        .rows = pairs,
+                                        .count = args.width,
+                                        .to = columns,
+                                        .to_rows = rows,
+                                        .places = s.places.row,
+                                        .scales = s.act_scales,
+                                        .partial = s.partial};
+    rows_of_act.begin();
+    rows_of_act.finish();
+    __syncthreads();
+    while (true) {
+        block.down();
+        __syncthreads();
+        end.store(part, base);
+        part += static_cast<int>(gridDim.x);
+        if (part * kFewW4DownOutputs >= args.hidden) {
+            return;
         }
+        base = end.base(part);
+        __syncthreads();
     }
-    if (args.more != nullptr) {
-        sum = round_bf16(sum) + base.y;
-    }
-    args.y[few_w4_output(args)] = __float2bfloat16_rn(base.x + round_bf16(sum));
 }
 
 }  // namespace tessera::cuda

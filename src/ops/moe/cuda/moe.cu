@@ -403,23 +403,19 @@ struct SharedW4 {
 };
 
 // shared: may be null.
-void few_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, const SharedW4* shared) {
+void few_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, const SharedW4* shared,
+            std::byte* exchange) {
     std::byte* shared_out = shared != nullptr ? args.workspace + layout.out : nullptr;
     if (shared != nullptr) {
         MoeCudaArgs alone = shared->args;
         alone.y = shared_out;
         const auto [x, shared_x] = expert_inputs(alone, shared->layout);
-        few_experts_cuda(stream, alone,
-                         {.x = x,
-                          .shared_x = shared_x,
-                          .act = alone.workspace + shared->layout.act,
-                          .act_width = shared->layout.act_width,
-                          .add = false});
+        few_experts_cuda(stream, alone, {.x = x, .shared_x = shared_x, .exchange = exchange, .add = false});
     }
-    few_experts_w4_cuda(stream, args, {.act = args.workspace + layout.act_bf16, .more = shared_out});
+    few_experts_w4_cuda(stream, args, {.exchange = exchange + few_exchange_bytes(), .more = shared_out});
 }
 
-void moe_w4(cudaStream_t stream, const MoeCudaArgs& args) {
+void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
     const MoeCudaTensors& t = args.weights->tensors;
     const Layout layout = make_layout(t, args.tokens, args.k, args.sm_count);
     PlanArgs plan = plan_args(args, layout);
@@ -437,7 +433,7 @@ void moe_w4(cudaStream_t stream, const MoeCudaArgs& args) {
         }
     }
     if (few_experts_w4_serves(args) && (!shared.has_value() || few_experts_serves(shared->args))) {
-        few_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr);
+        few_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr, exchange);
         return;
     }
     launch_plan(stream, plan);
@@ -529,15 +525,18 @@ int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_m
     // A smaller batch may use smaller tiles, and so more items and counters.
     const int64_t items = tokens_max * (k + 1) / 16 + tensors.experts + 2;
     const int64_t more = items * static_cast<int64_t>(sizeof(cuda::ExpertsItem) + 8);
-    return cuda::make_layout(tensors, tokens_max, k, 1).bytes + 2 * more;
+    return 2 * few_exchange_bytes() + cuda::make_layout(tensors, tokens_max, k, 1).bytes + 2 * more;
 }
 
-void moe_cuda(cudaStream_t stream, const MoeCudaArgs& args) {
-    const MoeCudaTensors& t = args.weights->tensors;
-    check(args.tokens >= 1 && args.sm_count >= 1,
+void moe_cuda(cudaStream_t stream, const MoeCudaArgs& whole_args) {
+    check(whole_args.tokens >= 1 && whole_args.sm_count >= 1,
           "moe: needs tokens and the device's number of multiprocessors");
+    MoeCudaArgs args = whole_args;
+    std::byte* exchange = args.workspace;  // of few_experts_cuda(), then of few_experts_w4_cuda()
+    args.workspace += 2 * few_exchange_bytes();
+    const MoeCudaTensors& t = args.weights->tensors;
     if (t.dtype == DType::kInt4) {
-        cuda::moe_w4(stream, args);
+        cuda::moe_w4(stream, args, exchange);
         return;
     }
     const cuda::Layout layout = cuda::make_layout(t, args.tokens, args.k, args.sm_count);
@@ -547,11 +546,7 @@ void moe_cuda(cudaStream_t stream, const MoeCudaArgs& args) {
     }
     if (few_experts_serves(args)) {
         const auto [x, shared_x] = cuda::expert_inputs(args, layout);
-        few_experts_cuda(stream, args,
-                         {.x = x,
-                          .shared_x = shared_x,
-                          .act = args.workspace + layout.act,
-                          .act_width = layout.act_width});
+        few_experts_cuda(stream, args, {.x = x, .shared_x = shared_x, .exchange = exchange});
         return;
     }
     const cuda::PlanArgs plan = cuda::plan_args(args, layout);

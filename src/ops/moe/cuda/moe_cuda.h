@@ -4,7 +4,7 @@
 // Three launches: the plan sorts the (token, expert) pairs by expert; one kernel for gate, up, SwiGLU and
 // down; combine. Before them x is quantised, if the caller has not. All sizes that depend on the routing stay
 // on the device. Each may start while the one before it ends (ops/common/cuda/dependent_launch.cuh). Up to 8
-// tokens take two launches and no list.
+// tokens take one launch and no list.
 //
 // Routed experts may be int4 (kInt4) with e4m3 activations, whose scales are made here: one a token, one a
 // row of act. Groups of 128 inputs of a weight have a scale; their sums are float32 each. The shared expert
@@ -80,9 +80,11 @@ struct MoeCudaArgs {
     const int32_t* chosen = nullptr;        // [tokens, k] expert ids; an id < 0 counts for nothing (padding)
     const float* expert_weights = nullptr;  // [tokens, k]
     void* y = nullptr;                      // [tokens, hidden] bfloat16
-    std::byte* workspace = nullptr;  // moe_cuda_workspace_bytes(), 256-byte aligned; one call at a time
-    int sm_count = 0;                // of the device
-    bool batch_invariant = false;    // a token's bits do not depend on the batch
+    // moe_cuda_workspace_bytes(), 256-byte aligned; one call at a time. All bytes are 0xFF before the first
+    // call of any layer, since launches for few tokens leave marks there for the next.
+    std::byte* workspace = nullptr;
+    int sm_count = 0;              // of the device
+    bool batch_invariant = false;  // a token's bits do not depend on the batch
 };
 
 int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_max, int64_t k);

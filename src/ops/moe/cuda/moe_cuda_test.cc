@@ -85,8 +85,9 @@ class Case {
         return want;
     }
 
-    // `tokens` < the case's: the first ones alone.
-    std::vector<float> run(int64_t tokens, bool graph, bool batch_invariant = false) {
+    // `tokens` < the case's: the first ones alone. calls: so many before, in the same workspace, every third
+    // of all tokens.
+    std::vector<float> run(int64_t tokens, bool graph, bool batch_invariant = false, int calls = 0) {
         DeviceArena arena;
         Stream stream;
         const auto place = [&](const TestValues& v) -> const void* {
@@ -126,6 +127,12 @@ class Case {
                                    moe_cuda_workspace_bytes(weights.tensors, shape_.tokens, shape_.k)),
                                .sm_count = 132,
                                .batch_invariant = batch_invariant};
+        for (int i = 0; i < calls; ++i) {
+            MoeCudaArgs before = args;
+            before.tokens = i % 3 == 1 ? shape_.tokens : tokens;
+            before.y = arena.upload(y_.bf16);
+            moe_cuda(stream.get(), before);
+        }
         if (graph) {
             Graph::capture(stream.get(), [&] { moe_cuda(stream.get(), args); }).launch(stream.get());
         } else {
@@ -212,6 +219,11 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
                                            {5, 272, 2, 1, 1040, 0, fp8, true, true},
                                            {3, 512, 0, 0, 0, 1328, fp8},
                                            {8, 256, 4, 2, 128, 128, fp8, true, false, false, true},
+                                           // One launch: batches of loads, groups of outputs, slices.
+                                           {1, 1024, 64, 8, 80, 1072, fp8, false},
+                                           {2, 4352, 2, 1, 48, 16, fp8, true, true},
+                                           {1, 2304, 9, 8, 192, 192, fp8, false},
+                                           {4, 4096, 2, 2, 16, 528, fp8},
                                            {63, 144, 8, 2, 80, 48, fp8},  // tails along every dimension
                                            {65, 256, 4, 2, 192, 192, fp8, false},  // tile of 64
                                            {129, 272, 2, 1, 144, 0, fp8, true, false, true},
@@ -247,6 +259,18 @@ TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
                 const std::vector<float> some = test_case.run(tokens, true, true);
                 EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
                     << tokens << " of " << name_of(shape);
+            }
+        }
+    }
+}
+
+TEST(MoeCuda, few_tokens_have_the_same_bits_after_any_calls) {
+    for (const bool fp8 : {false, true}) {
+        Case test_case({20, 512, 16, 4, 192, 320, fp8, false, true});
+        for (const int64_t tokens : {1, 2, 8}) {
+            const std::vector<float> first = test_case.run(tokens, false);
+            for (const int calls : {1, 2, 7}) {
+                EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first) << tokens << ", " << calls;
             }
         }
     }

@@ -133,7 +133,8 @@ class Case {
         return want;
     }
 
-    std::vector<float> run(int64_t tokens, bool graph, bool batch_invariant = false) const {
+    // calls: so many before, in the same workspace, every third of all tokens.
+    std::vector<float> run(int64_t tokens, bool graph, bool batch_invariant = false, int calls = 0) const {
         DeviceArena arena;
         Stream stream;
         const MoeCudaWeights weights = moe_cuda_bind({.dtype = DType::kInt4,
@@ -159,6 +160,12 @@ class Case {
                                .sm_count = 132,
                                .batch_invariant = batch_invariant};
         cuda_check(cudaDeviceSynchronize());
+        for (int i = 0; i < calls; ++i) {
+            MoeCudaArgs before = args;
+            before.tokens = i % 3 == 1 ? s_.tokens : tokens;
+            before.y = arena.upload(y_.bf16);
+            moe_cuda(stream.get(), before);
+        }
         if (graph) {
             Graph::capture(stream.get(), [&] { moe_cuda(stream.get(), args); }).launch(stream.get());
         } else {
@@ -254,6 +261,16 @@ TEST(MoeW4Cuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
     for (const int64_t tokens : {1, 17, 20, 50, 140, 300}) {
         const std::vector<float> some = test_case.run(tokens, true, true);
         EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << tokens;
+    }
+}
+
+TEST(MoeW4Cuda, few_tokens_have_the_same_bits_after_any_calls) {
+    const Case test_case({20, 512, 16, 4, 192, 64});
+    for (const int64_t tokens : {1, 2, 8}) {
+        const std::vector<float> first = test_case.run(tokens, false);
+        for (const int calls : {1, 2, 7}) {
+            EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first) << tokens << ", " << calls;
+        }
     }
 }
 

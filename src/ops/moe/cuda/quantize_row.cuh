@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 
 #include "ops/common/cuda/convert.cuh"
+#include "ops/moe/cuda/few_exchange.cuh"
 
 namespace tessera::cuda {
 
@@ -49,6 +50,23 @@ struct RowPieces {
             const int piece = first + step * i;
             pieces[i] = piece * 8 < row.count ? __ldcg(from + piece) : make_uint4(0, 0, 0, 0);
         }
+    }
+    // The same of a row that is being written, and whether some of it is not written yet (few_exchange.cuh).
+    __device__ __forceinline__ void look(const QuantizeRow& row, int first, int step) {
+        const auto* from = reinterpret_cast<const uint4*>(row.from);
+#pragma unroll
+        for (int i = 0; i < Kept; ++i) {
+            const int piece = first + step * i;
+            pieces[i] = piece * 8 < row.count ? few_look(from + piece) : make_uint4(0, 0, 0, 0);
+        }
+    }
+    __device__ __forceinline__ bool is_missing() const {
+        bool missing = false;
+#pragma unroll
+        for (int i = 0; i < Kept; ++i) {
+            missing |= few_missing(pieces[i]);
+        }
+        return missing;
     }
     // The largest magnitude among a warp's.
     __device__ __forceinline__ float largest() const {
