@@ -335,7 +335,7 @@ void launch_combine(cudaStream_t stream, const MoeCudaArgs& args, const PlanArgs
         launch_dependent({.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args.tokens)),
                           .threads = kCombineThreads,
                           .stream = stream},
-                         combine_kernel, combine));
+                         args.k == 8 ? combine_kernel<8> : combine_kernel<1>, combine));
 }
 
 ExpertsW4Args experts_w4_args(const MoeCudaArgs& args, const Layout& layout, const PlanArgs& plan) {

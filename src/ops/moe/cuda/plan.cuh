@@ -19,6 +19,7 @@ inline constexpr int kExpertsMax = 1024;
 inline constexpr int kPlanThreads = 1024;
 inline constexpr int kPlanPairs = 2048;  // from here on by a cluster of blocks
 inline constexpr int kPlanCluster = 8;
+inline constexpr int kPlanKept = 4;  // pairs of a thread that it keeps in registers
 
 struct PlanArgs {
     const int32_t* chosen = nullptr;  // [tokens, k]
@@ -99,7 +100,7 @@ __device__ inline int2 block_prefix(int2 value, int2* warps) {
 
 // Counting sort and items, by one cluster: each block sorts a stretch of the pairs. 64 tokens have 512 pairs,
 // 4,096 tokens 32,768. Rows within an expert are in no fixed order; no result depends on it.
-__global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanArgs args) {
+__global__ void __launch_bounds__(kPlanThreads, 1) plan_kernel(PlanArgs args) {
     __shared__ int32_t count[kExpertsMax];
     __shared__ int32_t begin[kExpertsMax];
     __shared__ int2 warps[kPlanThreads / 32];
@@ -126,19 +127,37 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanArgs args) {
     for (int i = rank * kPlanThreads + thread; i < args.more_counters_count; i += blocks * kPlanThreads) {
         args.more_counters[i] = 0;
     }
-#pragma unroll 4
-    for (int i = rank * stretch + thread; i < end; i += kPlanThreads) {
-        const int expert = args.chosen[i];
-        args.slots[i] = expert >= 0 && expert < args.experts ? atomicAdd(&count[expert], 1) : -1;
+    const int begins = rank * stretch + thread;
+    int expert[kPlanKept];
+    int place[kPlanKept];
+#pragma unroll
+    for (int n = 0; n < kPlanKept; ++n) {
+        expert[n] = begins + n * kPlanThreads < end ? args.chosen[begins + n * kPlanThreads] : -1;
+    }
+#pragma unroll
+    for (int n = 0; n < kPlanKept; ++n) {
+        if (expert[n] >= 0 && expert[n] < args.experts) {
+            place[n] = atomicAdd(&count[expert[n]], 1);
+        } else {
+            expert[n] = -1;
+        }
+    }
+    for (int i = begins + kPlanKept * kPlanThreads; i < end; i += kPlanThreads) {
+        const int other = args.chosen[i];
+        args.slots[i] = other >= 0 && other < args.experts ? atomicAdd(&count[other], 1) : -1;
     }
     cluster_sync();
     int mine = 0;
     int before = 0;
-    for (int other = 0; other < blocks; ++other) {
-        const int theirs = load_from_block(shared_address(count + thread), static_cast<uint32_t>(other));
+#pragma unroll
+    for (int other = 0; other < kPlanCluster; ++other) {
+        const int theirs = other < blocks
+                               ? load_from_block(shared_address(count + thread), static_cast<uint32_t>(other))
+                               : 0;
         before += other < rank ? theirs : 0;
         mine += theirs;
     }
+    cluster_arrive();  // none of these blocks ends before the others have read its counts
     int tiles = (mine + args.tile_max - 1) / args.tile_max;
     const int rows = tiles > 0 ? ((mine + tiles - 1) / tiles + 15) / 16 * 16 : 1;  // as equal as 16 allows
     tiles = (mine + rows - 1) / rows;
@@ -155,16 +174,25 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(PlanArgs args) {
         }
     }
     __syncthreads();
-#pragma unroll 4
-    for (int i = rank * stretch + thread; i < end; i += kPlanThreads) {
-        const int place = args.slots[i];
-        if (place >= 0) {
-            const int row = begin[args.chosen[i]] + place;
+#pragma unroll
+    for (int n = 0; n < kPlanKept; ++n) {
+        const int i = begins + n * kPlanThreads;
+        if (i < end) {
+            const int row = expert[n] >= 0 ? begin[expert[n]] + place[n] : -1;
+            args.slots[i] = row;
+            if (row >= 0) {
+                args.row_source[row] = i / args.k;
+            }
+        }
+    }
+    for (int i = begins + kPlanKept * kPlanThreads; i < end; i += kPlanThreads) {
+        if (args.slots[i] >= 0) {
+            const int row = begin[args.chosen[i]] + args.slots[i];
             args.row_source[row] = i / args.k;
             args.slots[i] = row;
         }
     }
-    cluster_sync();  // the others read this block's counts
+    cluster_wait();
 }
 
 // x in the order of the rows. A warp copies a row, `row_bytes` a multiple of 16: with it the kernel of int4
