@@ -55,20 +55,26 @@ struct ExpertsArgs {
     int64_t act_stride = 0;                 // elements
 };
 
-// How far a block of experts_kernel looks ahead in the list of down tiles.
+// How far a block of experts_kernel looks ahead in the list of down tiles, and what it expects.
 struct ExpertsLook {
-    int32_t run = 1;    // neighbouring tiles that one claim takes; divides an item's
-    int32_t ahead = 1;  // tiles that a block may hold, the one under way among them, when it claims more
+    int32_t run = 1;      // neighbouring tiles that one claim takes; divides an item's
+    int32_t ahead = 1;    // tiles that a block may hold, the one under way among them, when it claims more
+    bool keep = false;    // out stays in the level-2 cache, if nothing else asks for it
+    int32_t columns = 0;  // that most tiles have
+    int32_t first_columns = 0;  // those of the shared expert, with which some blocks begin
 };
 
 inline constexpr int kExpertsThreads = 384;
 inline constexpr int kExpertsRowWarps = 2;  // that bring the tokens' rows
 inline constexpr int kRowBoxRows = 16;      // of act in one copy
 
-// A tile: 128 * Blocks rows of weights by up to TileMax tokens.
-template <int Blocks, int TileMax, int Stages>
+// A tile: 128 * Blocks rows of weights by up to TileMax tokens. Two consumers halve each, or (Turns) take
+// them in turn.
+template <int Blocks, int TileMax, int Stages, bool Turns>
 struct ExpertsShape {
     static constexpr int kBlocks = Blocks;  // of 64 rows of weights, for each of two consumers
+    static constexpr bool kTurns = Turns;
+    static constexpr int kHeld = Turns ? 2 * Blocks : Blocks;  // of a consumer in one tile
     static constexpr int kTileMax = TileMax;
     static constexpr int kTileMin = TileMax > 64 ? 64 : 16;
     static constexpr int kStages = Stages;
@@ -76,10 +82,10 @@ struct ExpertsShape {
     static constexpr int kOutputs = kWeightRows / 2;  // of SwiGLU
     static constexpr int kBlockBytes = 64 * kSwizzleRowBytes;
     static constexpr int kWeightBytes = kWeightRows * kSwizzleRowBytes;
-    static constexpr int kRowsOffset = kWeightBytes;  // of the tokens' rows in a stage
-    static constexpr int kReadyTiles = 1;             // each tile of act tells of itself
-    static constexpr int kConsumerArrivals = 2;       // at a stage's "empty" barrier
-    static constexpr bool kRowScales = false;         // of x, in the tiles' list
+    static constexpr int kRowsOffset = kWeightBytes;         // of the tokens' rows in a stage
+    static constexpr int kReadyTiles = Turns ? 1 : 2;        // how often one of act is told of
+    static constexpr int kConsumerArrivals = Turns ? 1 : 2;  // at a stage's "empty" barrier
+    static constexpr bool kRowScales = false;                // of x, in the tiles' list
     static constexpr int kStageBytes = kWeightBytes + TileMax * kSwizzleRowBytes;
     static constexpr int kSlots = TileMax == 16 ? 6 : TileMax == 64 ? 8 : 3;
     // Results of a consumer pass through a buffer: with many tokens the last stage's weights, which then
@@ -92,7 +98,7 @@ struct ExpertsShape {
     static constexpr int kBuffers = Stages * kStageBytes;
     static constexpr int kBarriers = kBuffers + (kOwnBuffer && Blocks > 1 ? 2 * kResultBytes : 0);
     static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
-    static constexpr int kSlotBytes = 32 + TileMax * 4;
+    static constexpr int kSlotBytes = 32 + TileMax * 4 + 16;
     static constexpr int kBytes = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;
     static_assert(kBytes <= 232448);
 };
@@ -109,6 +115,14 @@ struct ExpertsTile {
     int32_t columns = 0;  // rows as the tensor cores take them
 };
 
+// Scales of a tile: of the sums, and one over the next input's.
+struct ExpertsScales {
+    float gate = 1;  // or of the down product
+    float up = 1;
+    float inverse_output = 1;
+    float unused = 0;
+};
+
 // A ring of Stages places as one role sees it: barriers "full" of all places, then "empty".
 template <int Stages>
 struct ExpertsRing {
@@ -120,6 +134,11 @@ struct ExpertsRing {
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
+            parity ^= 1;
+        }
+    }
+    __device__ __forceinline__ void advance(int places) {
+        for (stage += places; stage >= Stages; stage -= Stages) {
             parity ^= 1;
         }
     }
@@ -144,7 +163,11 @@ struct ExpertsMemory {
     __device__ __forceinline__ int32_t* row_offsets(int slot) const {
         return reinterpret_cast<int32_t*>(tile(slot) + 1);
     }
-    // Their scales, with kRowScales.
+    // An ExpertsScales, without kRowScales.
+    __device__ __forceinline__ float* scales(int slot) const {
+        return reinterpret_cast<float*>(row_offsets(slot) + Shape::kTileMax);
+    }
+    // The rows' scales, with kRowScales.
     __device__ __forceinline__ float* row_scales(int slot) const {
         return reinterpret_cast<float*>(row_offsets(slot) + Shape::kTileMax);
     }
@@ -152,6 +175,13 @@ struct ExpertsMemory {
 
 __device__ __forceinline__ const ExpertsSide& experts_side(const ExpertsArgs& args, const ExpertsTile& tile) {
     return tile.shared != 0 ? args.shared : args.routed;
+}
+
+// Bytes of one row of a phase's inputs.
+template <bool Fp8>
+__device__ __forceinline__ int experts_input_bytes(const ExpertsArgs& args, const ExpertsTile& tile) {
+    const int inputs = tile.phase == 0 ? args.hidden : experts_side(args, tile).width;
+    return inputs * (Fp8 ? 1 : 2);
 }
 
 // One thread.

@@ -12,26 +12,33 @@
 
 namespace tessera::cuda {
 
-// Scales of a tile: of the sums, and one over the next input's.
-struct ExpertsScales {
-    float gate = 1;  // or of the down product
-    float up = 1;
-    float inverse_output = 1;
-};
+// As store_transposed(), of two or four matrices, if rows > 0: a warp's instructions are the same without.
+__device__ __forceinline__ void store_transposed_if(int rows, uint32_t address,
+                                                    const uint32_t (&matrices)[4]) {
+    asm volatile(
+        "{\n.reg .pred there;\nsetp.gt.s32 there, %5, 0;\n"
+        "@there stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n}\n" ::"r"(address),
+        "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]), "r"(rows)
+        : "memory");
+}
+__device__ __forceinline__ void store_transposed_if(int rows, uint32_t address,
+                                                    const uint32_t (&matrices)[2]) {
+    asm volatile(
+        "{\n.reg .pred there;\nsetp.gt.s32 there, %3, 0;\n"
+        "@there stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};\n}\n" ::"r"(address),
+        "r"(matrices[0]), "r"(matrices[1]), "r"(rows)
+        : "memory");
+}
 
-template <bool Fp8>
-__device__ __forceinline__ ExpertsScales experts_scales(const ExpertsSide& side, const ExpertsTile& tile) {
-    ExpertsScales scales;
-    if constexpr (Fp8) {
-        if (tile.phase == 0) {
-            scales.gate = side.input_scale * side.gate_up_scale[2 * tile.expert];
-            scales.up = side.input_scale * side.gate_up_scale[2 * tile.expert + 1];
-            scales.inverse_output = __frcp_rn(side.down_input_scale[tile.expert]);
-        } else {
-            scales.gate = side.down_input_scale[tile.expert] * side.down_scale[tile.expert];
-        }
-    }
-    return scales;
+__device__ __forceinline__ uint64_t policy_to_keep() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ uint64_t policy_as_usual() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 
 // What a consumer knows beside the tile.
@@ -39,34 +46,52 @@ template <typename Shape>
 struct ExpertsConsumer {
     uint32_t memory = 0;  // begin of the stages
     ExpertsRing<Shape::kStages> ring;
-    int index = 0;  // 0 or 1
+    int index = 0;            // 0 or 1
+    uint64_t out_policy = 0;  // of the level-2 cache
+    int turns = 0;            // tiles so far that this block's consumers took in turn
     bool leader = false;
     uint32_t buffer =
-        0;  // of kResultBytes: without one of its own, the last stage's weights of this consumer
-    int32_t* untold = nullptr;  // of the item whose tile of act is stored, and those who wait do not know yet
+        0;            // of kResultBytes: without one of its own, the last stage's weights of this consumer
+    int untold = -1;  // the item whose tile of act is stored, and those who wait do not know yet
 };
 
 // Tells those that wait for the rows of act. Not at once after storing them, when the fence would wait for
 // the stores while no product is under way, but a little into the next tile; at the latest before this block
 // may itself wait for act.
 template <typename Shape>
-__device__ __forceinline__ void experts_tell(ExpertsConsumer<Shape>& me) {
-    if (me.leader && me.untold != nullptr) {
+__device__ __forceinline__ void experts_tell(const ExpertsArgs& args, ExpertsConsumer<Shape>& me) {
+    if (me.leader && me.untold >= 0) {
         __threadfence();
-        atomicAdd(me.untold, 1);
+        atomicAdd(args.ready + me.untold, 1);
     }
-    me.untold = nullptr;
+    me.untold = -1;
+}
+
+// In turn, a consumer knows the ring only from its own tiles on: it begins one when the other has seen all
+// stages of the tile before.
+template <typename Shape>
+__device__ __forceinline__ void experts_wait_for_turn(const ExpertsConsumer<Shape>& me) {
+    group_barrier(3 + me.index, 256);
+}
+template <typename Shape>
+__device__ __forceinline__ void experts_give_turn(const ExpertsConsumer<Shape>& me) {
+    group_barrier_arrive(3 + (me.index ^ 1), 256);
 }
 
 // sums = weights x rows over all inputs. Returns the "empty" barrier of the last stage, whose weights of this
-// consumer may serve as a buffer until it is told. copied: the rows came by cp.async.
+// consumer may serve as a buffer until it is told; 0 without steps. copied: the rows came by cp.async.
 template <bool Fp8, typename Shape, int N>
-__device__ __forceinline__ uint32_t experts_multiply(float (&sums)[Shape::kBlocks][N / 2],
+__device__ __forceinline__ uint32_t experts_multiply(const ExpertsArgs& args,
+                                                     float (&sums)[Shape::kHeld][N / 2],
                                                      ExpertsConsumer<Shape>& me, int steps, bool copied) {
     uint32_t release = 0;
+    const uint32_t first = Shape::kTurns ? 0 : me.index * Shape::kBlocks * Shape::kBlockBytes;
+    if (Shape::kTurns && me.turns > 1) {
+        experts_wait_for_turn(me);
+    }
     // Also tells the compiler that nothing of the sums lives from one tile to the next.
 #pragma unroll
-    for (int block = 0; block < Shape::kBlocks; ++block) {
+    for (int block = 0; block < Shape::kHeld; ++block) {
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
             sums[block][i] = 0;
@@ -74,7 +99,7 @@ __device__ __forceinline__ uint32_t experts_multiply(float (&sums)[Shape::kBlock
     }
     for (int step = 0; step < steps; ++step) {
         const uint32_t stage = me.memory + me.ring.stage * Shape::kStageBytes;
-        const uint32_t mine = stage + me.index * Shape::kBlocks * Shape::kBlockBytes;
+        const uint32_t mine = stage + first;
         if constexpr (!Shape::kOwnBuffer) {
             me.buffer = mine;
         }
@@ -85,14 +110,14 @@ __device__ __forceinline__ uint32_t experts_multiply(float (&sums)[Shape::kBlock
             fence_proxy_async();
         }
 #pragma unroll
-        for (int block = 0; block < Shape::kBlocks; ++block) {
+        for (int block = 0; block < Shape::kHeld; ++block) {
             mma_pin(sums[block]);
         }
         mma_begin();
 #pragma unroll
         for (int part = 0; part < kSwizzleRowBytes / kMmaStepBytes; ++part) {
 #pragma unroll
-            for (int block = 0; block < Shape::kBlocks; ++block) {
+            for (int block = 0; block < Shape::kHeld; ++block) {
                 mma_shared<Fp8>(sums[block],
                                 weights + (part * kMmaStepBytes + block * Shape::kBlockBytes) / 16,
                                 rows + part * kMmaStepBytes / 16, 1);
@@ -100,7 +125,10 @@ __device__ __forceinline__ uint32_t experts_multiply(float (&sums)[Shape::kBlock
         }
         mma_commit();
         if (step == 2) {
-            experts_tell(me);
+            experts_tell(args, me);
+        }
+        if (Shape::kTurns && step + 1 == steps) {
+            experts_give_turn(me);
         }
         mma_wait<1>();
         if (release != 0 && me.leader) {
@@ -109,10 +137,10 @@ __device__ __forceinline__ uint32_t experts_multiply(float (&sums)[Shape::kBlock
         release = me.ring.empty();
         me.ring.advance();
     }
-    experts_tell(me);
+    experts_tell(args, me);
     mma_wait<0>();
 #pragma unroll
-    for (int block = 0; block < Shape::kBlocks; ++block) {
+    for (int block = 0; block < Shape::kHeld; ++block) {
         mma_pin(sums[block]);
     }
     if constexpr (!Shape::kOwnBuffer) {
@@ -143,6 +171,18 @@ struct ExpertsTarget {
     int columns = 0;
     uint32_t buffer = 0;  // shared memory
     int barrier = 0;      // of the consumer's threads
+    uint64_t policy = 0;  // of the level-2 cache
+
+    // Whether this consumer goes through the code of the 16 rows `piece`: without rows only through one of
+    // them, others elsewhere. Registers are few: nothing of this is kept.
+    __device__ __forceinline__ bool has_piece(int piece) const {
+        if (rows > 0) {
+            return true;
+        }
+        uint32_t block;
+        asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(block));
+        return static_cast<int>(block * 2 + threadIdx.x / 128) % 16 == piece;
+    }
 };
 
 // [rows, 64] bfloat16: of each row 32 bytes by each warp, through 2 KiB of its own of the buffer, for 32 rows
@@ -165,6 +205,10 @@ __device__ __forceinline__ void store_bf16_rows(const float (&values)[N / 2], fl
     uint8_t* out = to.out + lane / 2 * to.stride + column * 2;
 #pragma unroll
     for (int first = 0; first < N / 16; first += kPieces) {
+        if (!to.has_piece(first)) {
+            out += kPieces * 16 * to.stride;
+            continue;
+        }
         const int buffer = first % (2 * kPieces) * kPieceBytes;
 #pragma unroll
         for (int j = first; j < min(first + kPieces, N / 16); ++j) {
@@ -173,14 +217,13 @@ __device__ __forceinline__ void store_bf16_rows(const float (&values)[N / 2], fl
             for (int m = 0; m < 4; ++m) {
                 matrices[m] = pack_bf16(values[8 * j + 2 * m] * scale, values[8 * j + 2 * m + 1] * scale);
             }
-            store_transposed(put + buffer + (j - first) * kPieceBytes, matrices);
+            store_transposed_if(to.rows, put + buffer + (j - first) * kPieceBytes, matrices);
         }
         __syncwarp();
 #pragma unroll
         for (int j = first; j < min(first + kPieces, N / 16); ++j) {
-            const uint4 raw = load_shared_16(get + buffer + (j - first) * kPieceBytes);
             if (16 * j < rows) {
-                *reinterpret_cast<uint4*>(out) = raw;
+                *reinterpret_cast<uint4*>(out) = load_shared_16(get + buffer + (j - first) * kPieceBytes);
             }
             out += 16 * to.stride;
         }
@@ -188,11 +231,18 @@ __device__ __forceinline__ void store_bf16_rows(const float (&values)[N / 2], fl
     __syncwarp();
 }
 
+// By a policy of the level-2 cache.
+__device__ __forceinline__ void store_with_policy(uint8_t* to, uint4 v, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w), "l"(policy)
+                 : "memory");
+}
+
 // [rows, 128] bfloat16 of two blocks whose weights' rows lie so that a warp's 16 of both are neighbours
 // (down_pairs): of each row 64 bytes by each warp, 16 rows in turn with the next 16.
-template <int N>
-__device__ __forceinline__ void store_bf16_pairs(const float (&values)[2][N / 2], float scale,
-                                                 const ExpertsTarget& to) {
+template <int N, bool Policy>
+__device__ __forceinline__ void store_bf16_pairs(const float (&low)[N / 2], const float (&high)[N / 2],
+                                                 float scale, const ExpertsTarget& to) {
     constexpr int kPieceBytes = 16 * 64;
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int lane = thread % 32;
@@ -209,23 +259,31 @@ __device__ __forceinline__ void store_bf16_pairs(const float (&values)[2][N / 2]
     uint8_t* out = to.out + lane / 4 * to.stride + column * 2;
 #pragma unroll
     for (int j = 0; j < N / 16; ++j) {
+        if (!to.has_piece(j)) {
+            out += 16 * to.stride;
+            continue;
+        }
         const int turn = j % 2 * kPieceBytes;
 #pragma unroll
         for (int block = 0; block < 2; ++block) {
+            const float(&values)[N / 2] = block == 0 ? low : high;
             uint32_t matrices[4];
 #pragma unroll
             for (int m = 0; m < 4; ++m) {
-                matrices[m] =
-                    pack_bf16(values[block][8 * j + 2 * m] * scale, values[block][8 * j + 2 * m + 1] * scale);
+                matrices[m] = pack_bf16(values[8 * j + 2 * m] * scale, values[8 * j + 2 * m + 1] * scale);
             }
-            store_transposed(put[block] + turn, matrices);
+            store_transposed_if(to.rows, put[block] + turn, matrices);
         }
         __syncwarp();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const uint4 raw = load_shared_16(get + turn + half * (kPieceBytes / 2));
             if (16 * j + 8 * half < rows) {
-                *reinterpret_cast<uint4*>(out) = raw;
+                const uint4 raw = load_shared_16(get + turn + half * (kPieceBytes / 2));
+                if constexpr (Policy) {
+                    store_with_policy(out, raw, to.policy);
+                } else {
+                    *reinterpret_cast<uint4*>(out) = raw;
+                }
             }
             out += 8 * to.stride;
         }
@@ -248,6 +306,9 @@ __device__ __forceinline__ void store_act_fp8(const float (&gate)[N / 2], const 
     };
 #pragma unroll
     for (int j = 0; j < N / 16; ++j) {
+        if (!to.has_piece(j)) {
+            continue;
+        }
         uint32_t matrices[2];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -259,7 +320,7 @@ __device__ __forceinline__ void store_act_fp8(const float (&gate)[N / 2], const 
             }
             matrices[m] = narrow(h[0], h[2]) | narrow(h[1], h[3]) << 16;
         }
-        store_transposed(to.buffer + place(16 * j + lane % 16, thread / 32), matrices);
+        store_transposed_if(to.rows, to.buffer + place(16 * j + lane % 16, thread / 32), matrices);
     }
     group_barrier(to.barrier, 128);
     const int piece = thread % 4;
@@ -314,82 +375,104 @@ __device__ __forceinline__ void store_out_narrow(const float (&sums)[N / 2], flo
     }
 }
 
+// Of a tile's outputs, which two consumers halve, or one has alone.
+template <typename Shape>
+__device__ __forceinline__ int experts_column(const ExpertsTile& tile, const ExpertsConsumer<Shape>& me,
+                                              int outputs) {
+    return tile.tile * outputs + (Shape::kTurns ? 0 : me.index * outputs / 2);
+}
+
 template <bool Fp8, typename Shape, int N>
 __device__ __forceinline__ void experts_store_act(const ExpertsArgs& args, const ExpertsTile& tile,
-                                                  float (&sums)[Shape::kBlocks][N / 2],
+                                                  float (&sums)[Shape::kHeld][N / 2],
                                                   const ExpertsScales& scales,
                                                   const ExpertsConsumer<Shape>& me) {
     const int64_t stride = args.act_stride * (Fp8 ? 1 : 2);
     const ExpertsSide& side = experts_side(args, tile);
-    const ExpertsTarget to{.out = args.act + tile.row * stride,
-                           .stride = stride,
-                           .rows = tile.rows,
-                           .column = tile.tile * Shape::kOutputs + me.index * Shape::kOutputs / 2,
-                           .columns = side.width,
-                           .buffer = me.buffer,
-                           .barrier = 1 + me.index};
+    ExpertsTarget to{.out = args.act + tile.row * stride,
+                     .stride = stride,
+                     .rows = tile.rows,
+                     .column = experts_column(tile, me, Shape::kOutputs),
+                     .columns = side.width,
+                     .buffer = me.buffer,
+                     .barrier = 1 + me.index};
     if constexpr (Shape::kBlocks == 1) {
         store_act_narrow<Fp8, N>(sums[0], scales, to);
-    } else if constexpr (Fp8) {
-        store_act_fp8<N>(sums[0], sums[1], scales, to);
     } else {
 #pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-            sums[0][i] = swiglu(sums[0][i], sums[1][i]);
+        for (int block = 0; block < Shape::kHeld; block += 2) {
+            if constexpr (Fp8) {
+                store_act_fp8<N>(sums[block], sums[block + 1], scales, to);
+                to.buffer += N * 64;
+            } else {
+#pragma unroll
+                for (int i = 0; i < N / 2; ++i) {
+                    sums[block][i] = swiglu(sums[block][i], sums[block + 1][i]);
+                }
+                store_bf16_rows<N>(sums[block], 1.0f, to);
+            }
+            to.column += 64;
         }
-        store_bf16_rows<N>(sums[0], 1.0f, to);
     }
 }
 
 template <typename Shape, int N>
 __device__ __forceinline__ void experts_store_out(const ExpertsArgs& args, const ExpertsTile& tile,
-                                                  const float (&sums)[Shape::kBlocks][N / 2], float scale,
+                                                  const float (&sums)[Shape::kHeld][N / 2], float scale,
                                                   const ExpertsConsumer<Shape>& me) {
     const int64_t stride = static_cast<int64_t>(args.hidden) * 2;
     ExpertsTarget to{.out = static_cast<uint8_t*>(args.out) + tile.row * stride,
                      .stride = stride,
                      .rows = tile.rows,
-                     .column = tile.tile * Shape::kWeightRows + me.index * Shape::kWeightRows / 2,
+                     .column = experts_column(tile, me, Shape::kWeightRows),
                      .columns = args.hidden,
                      .buffer = me.buffer,
-                     .barrier = 1 + me.index};
+                     .barrier = 1 + me.index,
+                     .policy = me.out_policy};
     if constexpr (Shape::kBlocks == 1) {
         store_out_narrow<N>(sums[0], scale, to);
     } else if (args.down_pairs) {
-        store_bf16_pairs<N>(sums, scale, to);
+#pragma unroll
+        for (int block = 0; block < Shape::kHeld; block += 2) {
+            store_bf16_pairs<N, Shape::kTurns>(sums[block], sums[block + 1], scale, to);
+            to.column += 128;
+        }
     } else {
 #pragma unroll
-        for (int block = 0; block < Shape::kBlocks; ++block) {
+        for (int block = 0; block < Shape::kHeld; ++block) {
             store_bf16_rows<N>(sums[block], scale, to);
             to.column += 64;
         }
     }
 }
 
+// Without steps and rows nothing is read or written, but the instructions of the stores are in the cache
+// then.
 template <bool Fp8, typename Shape, int N>
 __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, const ExpertsTile& tile,
+                                                     const ExpertsScales& scales, int steps,
                                                      ExpertsConsumer<Shape>& me) {
-    const ExpertsSide& side = experts_side(args, tile);
-    const ExpertsScales scales = experts_scales<Fp8>(side, tile);
-    const int inputs = tile.phase == 0 ? args.hidden : side.width;
-    const int steps = (inputs * (Fp8 ? 1 : 2) + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
-    if (tile.phase == 0 && tile.tile * Shape::kOutputs + me.index * Shape::kOutputs / 2 >= side.width) {
+    if (!Shape::kTurns && steps > 0 && tile.phase == 0 &&
+        tile.tile * Shape::kOutputs + me.index * Shape::kOutputs / 2 >= experts_side(args, tile).width) {
         wait_for_previous_kernel();
-        experts_tell(me);
+        experts_tell(args, me);
         experts_pass(me, steps);
-        me.untold = args.ready + tile.item;
+        me.untold = tile.item;
         return;
     }
-    float sums[Shape::kBlocks][N / 2];
+    float sums[Shape::kHeld][N / 2];
     const uint32_t release =
-        experts_multiply<Fp8, Shape, N>(sums, me, steps, tile.phase == 0 && !args.x_sorted);
-    if (Shape::kOwnBuffer && me.leader) {
+        experts_multiply<Fp8, Shape, N>(args, sums, me, steps, tile.phase == 0 && !args.x_sorted);
+    const bool real = tile.rows > 0;
+    if (Shape::kOwnBuffer && me.leader && real) {
         barrier_arrive(release);
     }
-    wait_for_previous_kernel();  // of a shared tile that was begun before its end
+    if (real) {
+        wait_for_previous_kernel();  // of a shared tile that was begun before its end
+    }
     if (tile.phase == 0) {
         experts_store_act<Fp8, Shape, N>(args, tile, sums, scales, me);
-        me.untold = args.ready + tile.item;
+        me.untold = real ? tile.item : -1;
     } else {
         experts_store_out<Shape, N>(args, tile, sums, scales.gate, me);
     }
@@ -400,45 +483,79 @@ __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, co
     } else {
         fence_proxy_async();
         group_barrier(1 + me.index, 128);
-        if (me.leader) {
+        if (me.leader && real) {
             barrier_arrive(release);
         }
+    }
+    if constexpr (Shape::kTurns) {
+        experts_tell(args, me);  // the other consumer multiplies meanwhile
     }
 }
 
 // The instruction's width N is part of its text.
 template <bool Fp8, typename Shape, int N>
 __device__ __forceinline__ void experts_consume_width(const ExpertsArgs& args, const ExpertsTile& tile,
+                                                      const ExpertsScales& scales, int steps,
                                                       ExpertsConsumer<Shape>& me) {
     if constexpr (N < Shape::kTileMax) {
         if (tile.columns > N) {
-            experts_consume_width<Fp8, Shape, N + 16>(args, tile, me);
+            experts_consume_width<Fp8, Shape, N + 16>(args, tile, scales, steps, me);
             return;
         }
     }
-    experts_consume_tile<Fp8, Shape, N>(args, tile, me);
+    experts_consume_tile<Fp8, Shape, N>(args, tile, scales, steps, me);
 }
 
+// How wide this block's first tiles may be. Some take neighbours of the usual width, so that their
+// instructions are in the level-2 cache.
+template <typename Shape>
+__device__ __forceinline__ int experts_expected_columns(const ExpertsArgs& args, const ExpertsLook& look) {
+    const int gates = (args.shared.width + Shape::kOutputs - 1) / Shape::kOutputs * args.shared_items;
+    const auto block = static_cast<int>(blockIdx.x);
+    const int apart = block / 8 % 4 == 1 ? 16 : block / 8 % 4 == 3 ? -16 : 0;
+    const int columns = block < gates ? look.first_columns : look.columns + apart;
+    return max(Shape::kTileMin, min(columns, Shape::kTileMax));
+}
+
+// While the plan is made, and the first weights are under way, a tile without steps: the stores' long
+// straight code comes from memory, which has a queue by the first tile's end.
 template <bool Fp8, typename Shape>
 __device__ __forceinline__ void experts_consume(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
-                                                int consumer) {
+                                                const ExpertsLook& look, int consumer) {
     ExpertsConsumer<Shape> me{.memory = memory.address,
                               .ring = memory.stages(),
                               .index = consumer,
                               .leader = threadIdx.x % 128 == 0,
                               .buffer = memory.address + Shape::kBuffers + consumer * Shape::kResultBytes};
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
+    if constexpr (Shape::kTurns) {
+        me.out_policy = look.keep ? policy_to_keep() : policy_as_usual();
+    }
+    int trials = look.columns > 0 ? 2 : 0;
     for (;;) {
-        const ExpertsTile tile = acquire_tile(memory, tiles);
-        release_tile(tiles);
-        tiles.advance();
-        if (tile.phase != 0) {
-            experts_tell(me);
+        ExpertsTile tile;
+        ExpertsScales scales;
+        int steps = 0;
+        if (trials > 0) {
+            tile = {.phase = --trials, .columns = experts_expected_columns<Shape>(args, look)};
+        } else {
+            tile = acquire_tile(memory, tiles);
+            scales = *reinterpret_cast<const ExpertsScales*>(memory.scales(tiles.stage));
+            release_tile(tiles);
+            tiles.advance();
+            if (tile.phase != 0) {
+                experts_tell(args, me);
+            }
+            if (tile.phase < 0) {
+                return;
+            }
+            steps = (experts_input_bytes<Fp8>(args, tile) + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
+            if (Shape::kTurns && me.turns++ % 2 != me.index) {
+                me.ring.advance(steps);
+                continue;
+            }
         }
-        if (tile.phase < 0) {
-            return;
-        }
-        experts_consume_width<Fp8, Shape, Shape::kTileMin>(args, tile, me);
+        experts_consume_width<Fp8, Shape, Shape::kTileMin>(args, tile, scales, steps, me);
     }
 }
 

@@ -29,17 +29,17 @@ __global__ void __launch_bounds__(kExpertsThreads, 1)
         registers_give<Shape::kBringRegisters>();
         const int warp = static_cast<int>(threadIdx.x % 128 / 32);
         if (warp == 0) {
-            experts_schedule(args, memory, look);
+            experts_schedule<Fp8>(args, memory, look);
         } else if (warp == 1) {
             if (threadIdx.x % 32 == 0) {
-                experts_bring_weights<Fp8>(args, memory);
+                experts_bring_weights<Fp8>(args, memory, look);
             }
         } else {
             experts_bring_rows<Fp8>(args, memory, static_cast<int>(threadIdx.x % 64));
         }
     } else {
         registers_take<Shape::kConsumeRegisters>();
-        experts_consume<Fp8>(args, memory, warpgroup);
+        experts_consume<Fp8>(args, memory, look, warpgroup);
     }
 }
 

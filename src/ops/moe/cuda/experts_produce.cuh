@@ -86,11 +86,33 @@ __device__ __forceinline__ int experts_offset_place(int row) {
     return kOffsetsByFour<Shape> ? row % kCopyRows * (Shape::kTileMax / kCopyRows) + row / kCopyRows : row;
 }
 
-template <typename Shape>
+// The scale that lane 0, 1 or 2 brings for a tile: gate's, up's and the next input's; of down its own and its
+// input's.
+__device__ __forceinline__ float experts_raw_scale(const ExpertsArgs& args, const ExpertsTile& tile,
+                                                   int lane) {
+    const ExpertsSide& side = experts_side(args, tile);
+    if (tile.phase == 0) {
+        return lane < 2 ? side.gate_up_scale[2 * tile.expert + lane] : side.down_input_scale[tile.expert];
+    }
+    return lane == 0 ? side.down_scale[tile.expert] : side.down_input_scale[tile.expert];
+}
+// The lane's element of ExpertsScales.
+__device__ __forceinline__ float experts_scale(const ExpertsArgs& args, const ExpertsTile& tile, int lane,
+                                               float raw) {
+    const float product = raw * __shfl_xor_sync(0xFFFFFFFFu, raw, 1);
+    return tile.phase != 0 ? product : lane < 2 ? raw * experts_side(args, tile).input_scale : __frcp_rn(raw);
+}
+
+// With the tile go its scales, for which a consumer would wait between two tiles.
+template <bool Fp8, typename Shape>
 __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
                                                 ExpertsRing<Shape::kSlots>& tiles, const ExpertsTile& tile) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     barrier_wait(tiles.empty(), tiles.parity ^ 1);
+    float scale = 1;
+    if (Fp8 && tile.phase >= 0) {
+        scale = experts_raw_scale(args, tile, lane);  // on its way beside the list of rows
+    }
     if (lane == 0) {
         *memory.tile(tiles.stage) = tile;
     }
@@ -107,6 +129,14 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
             memory.row_scales(tiles.stage)[i] = args.x_scale[args.row_source[tile.row + i]];
         }
     }
+    if constexpr (!Shape::kRowScales) {
+        if constexpr (Fp8) {
+            scale = experts_scale(args, tile, lane, scale);
+        }
+        if (lane < 4) {
+            memory.scales(tiles.stage)[lane] = scale;
+        }
+    }
     __syncwarp();
     barrier_arrive_for_all(tiles.full(), lane == 0);
     tiles.advance();
@@ -115,7 +145,7 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
 // One warp. A block's first tile is its own number, further ones come from the common counter: taken when the
 // one before the last is loaded, as late as hides this, so that the blocks end together. Down tiles may be
 // few stages each: of these some at once, and while further ones are left.
-template <typename Shape>
+template <bool Fp8 = false, typename Shape>
 __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
                                                  const ExpertsLook& look = {}) {
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
@@ -126,7 +156,7 @@ __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const 
         const ExpertsList<Shape> shared(args, 0);
         early = first < shared.shared_gates;
         if (early) {
-            experts_publish(args, memory, tiles, shared.tile(args, first, 1));
+            experts_publish<Fp8>(args, memory, tiles, shared.tile(args, first, 1));
         }
     }
     wait_for_previous_kernel();
@@ -135,7 +165,7 @@ __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const 
     int left = 0;  // tiles that are published, the one under way among them
     for (;;) {
         if (!early) {
-            experts_publish(args, memory, tiles, tile);
+            experts_publish<Fp8>(args, memory, tiles, tile);
         }
         early = false;
         if (tile.phase < 0) {
@@ -160,22 +190,33 @@ __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const 
     }
 }
 
-// Bytes of one row of a phase's inputs.
-template <bool Fp8>
-__device__ __forceinline__ int experts_input_bytes(const ExpertsArgs& args, const ExpertsTile& tile) {
-    const int inputs = tile.phase == 0 ? args.hidden : experts_side(args, tile).width;
-    return inputs * (Fp8 ? 1 : 2);
+// A block's first tile is its own number. One of the shared expert needs no plan. int4: it is another
+// launch's.
+template <typename Shape>
+__device__ __forceinline__ ExpertsTile experts_first_tile(const ExpertsArgs& args, const ExpertsLook& look) {
+    const int first = static_cast<int>(blockIdx.x);
+    if constexpr (!Shape::kRowScales) {
+        const ExpertsList<Shape> shared(args, 0);
+        if (first < shared.shared_gates) {
+            return shared.tile(args, first, 1);
+        }
+    }
+    wait_for_previous_kernel();
+    return ExpertsList<Shape>(args, *args.routed_items).tile(args, first, look.run);
 }
 
-// One thread.
+// One thread. The first tile's weights do not wait for its list of rows, if these are few.
 template <bool Fp8, typename Shape>
 __device__ __forceinline__ void experts_bring_weights(const ExpertsArgs& args,
-                                                      const ExpertsMemory<Shape>& memory) {
+                                                      const ExpertsMemory<Shape>& memory,
+                                                      const ExpertsLook& look) {
     constexpr int kStep = kSwizzleRowBytes / (Fp8 ? 1 : 2);
+    constexpr bool kEager = Shape::kTileMax <= 64;  // else registers are too few
     ExpertsRing<Shape::kStages> stages = memory.stages();
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
-    for (;;) {
-        const ExpertsTile tile = acquire_tile(memory, tiles);
+    for (bool first = true;; first = false) {
+        const ExpertsTile tile =
+            kEager && first ? experts_first_tile<Shape>(args, look) : acquire_tile(memory, tiles);
         barrier_arrive(tiles.empty());
         tiles.advance();
         if (tile.phase < 0) {
@@ -292,7 +333,7 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
             const int row = tile.phase == 0 && tile.shared != 0 ? tile.row - args.shared_row : tile.row;
             if (tile.phase == 1 && tile.item != known && thread < boxes) {
                 const int tiles = (side.width + Shape::kOutputs - 1) / Shape::kOutputs;
-                const int target = Shape::kReadyTiles == 0 ? 1 : 2 * tiles;
+                const int target = Shape::kReadyTiles == 0 ? 1 : Shape::kReadyTiles * tiles;
                 while (load_acquire(args.ready + tile.item) < target) {
                     __nanosleep(64);
                 }

@@ -16,9 +16,9 @@ namespace tessera::cuda {
 namespace {
 
 // Tiles for few, some and many tokens an expert. At few the weights' rows are cut finer.
-using NarrowShape = ExpertsShape<1, 16, 11>;
-using MiddleShape = ExpertsShape<2, 64, 5>;
-using WideShape = ExpertsShape<2, 192, 4>;
+using NarrowShape = ExpertsShape<1, 16, 11, false>;
+using MiddleShape = ExpertsShape<2, 64, 5, true>;
+using WideShape = ExpertsShape<2, 192, 4, false>;
 
 // int4: from here on x is copied into the order of the rows. Rows an expert, and outputs that hide the copy.
 constexpr int64_t kSortedMean = 128;
@@ -27,6 +27,10 @@ constexpr int64_t kSortedWidth = 512;
 // int4: wide tiles from here on, rows an expert and (token, expert) pairs.
 constexpr int64_t kW4WideMean = 112;
 constexpr int64_t kW4WidePairs = 16384;
+
+// Up to so many bytes the experts' outputs may have the better part of the level-2 cache until they are
+// added.
+constexpr int64_t kKeepBytes = 20 << 20;
 
 // Whether a tile of a down product is a few stages.
 bool is_short(int64_t width, int64_t value_bytes) {
@@ -59,6 +63,7 @@ struct Layout {
     int64_t act_width = 0;
     int64_t shared_items = 0;
     int64_t shared_rows = 0;  // of an item
+    int64_t mean_rows = 0;    // of a routed one, where tokens spread evenly
     int64_t items_max = 0;
     int64_t counters_count = 0;
     // Offsets.
@@ -121,6 +126,11 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
         layout.shared_rows = shared_item_rows(tensors, tokens, layout.tile_max, sm_count);
         layout.shared_items = (tokens + layout.shared_rows - 1) / layout.shared_rows;
     }
+    if (tensors.experts > 0 && layout.routed_rows > 0) {
+        const int64_t mean = (layout.routed_rows + tensors.experts - 1) / tensors.experts;
+        const int64_t pieces = (mean + layout.tile_max - 1) / layout.tile_max;
+        layout.mean_rows = (mean + pieces - 1) / pieces;
+    }
     // Every expert may add one partly filled tile.
     const int64_t items =
         layout.routed_rows / layout.tile_max + std::min(tensors.experts, layout.routed_rows) + 1;
@@ -152,7 +162,7 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
 }
 
 template <bool Fp8, typename Shape>
-void launch_shape(cudaStream_t stream, const ExpertsArgs& args, int blocks) {
+void launch_shape(cudaStream_t stream, const ExpertsArgs& args, const Layout& layout, int blocks) {
     // A down tile of few stages would wait for its claim.
     const int tiles = (args.hidden + Shape::kWeightRows - 1) / Shape::kWeightRows;
     const int width = std::max(args.routed.width, args.shared.width);
@@ -160,6 +170,10 @@ void launch_shape(cudaStream_t stream, const ExpertsArgs& args, int blocks) {
     if (Shape::kTileMax == MiddleShape::kTileMax && is_short(width, Fp8 ? 1 : 2)) {
         look = {.run = tiles % 2 == 0 ? 2 : 1, .ahead = 3};
     }
+    look.keep = layout.rows * args.hidden * 2 <= kKeepBytes;
+    const auto columns_of = [](int64_t rows) { return static_cast<int32_t>(round_up(rows, 16)); };
+    look.first_columns = columns_of(layout.shared_rows);
+    look.columns = layout.mean_rows > 0 ? columns_of(layout.mean_rows) : look.first_columns;
     cuda_check(cudaFuncSetAttribute(experts_kernel<Fp8, Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     Shape::kBytes));
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks)),
@@ -170,13 +184,13 @@ void launch_shape(cudaStream_t stream, const ExpertsArgs& args, int blocks) {
 }
 
 template <bool Fp8>
-void launch_experts(cudaStream_t stream, const ExpertsArgs& args, int tile_max, int blocks) {
-    if (tile_max == NarrowShape::kTileMax) {
-        launch_shape<Fp8, NarrowShape>(stream, args, blocks);
-    } else if (tile_max == MiddleShape::kTileMax) {
-        launch_shape<Fp8, MiddleShape>(stream, args, blocks);
+void launch_experts(cudaStream_t stream, const ExpertsArgs& args, const Layout& layout, int blocks) {
+    if (layout.tile_max == NarrowShape::kTileMax) {
+        launch_shape<Fp8, NarrowShape>(stream, args, layout, blocks);
+    } else if (layout.tile_max == MiddleShape::kTileMax) {
+        launch_shape<Fp8, MiddleShape>(stream, args, layout, blocks);
     } else {
-        launch_shape<Fp8, WideShape>(stream, args, blocks);
+        launch_shape<Fp8, WideShape>(stream, args, layout, blocks);
     }
 }
 
@@ -395,9 +409,9 @@ struct SharedW4 {
         ExpertsArgs experts = experts_args(args, layout, plan);
         experts.out = out;
         if (fp8()) {
-            launch_experts<true>(stream, experts, layout.tile_max, args.sm_count);
+            launch_experts<true>(stream, experts, layout, args.sm_count);
         } else {
-            launch_experts<false>(stream, experts, layout.tile_max, args.sm_count);
+            launch_experts<false>(stream, experts, layout, args.sm_count);
         }
     }
 };
@@ -553,9 +567,9 @@ void moe_cuda(cudaStream_t stream, const MoeCudaArgs& whole_args) {
     cuda::launch_plan(stream, plan);
     const cuda::ExpertsArgs experts = cuda::experts_args(args, layout, plan);
     if (fp8) {
-        cuda::launch_experts<true>(stream, experts, layout.tile_max, args.sm_count);
+        cuda::launch_experts<true>(stream, experts, layout, args.sm_count);
     } else {
-        cuda::launch_experts<false>(stream, experts, layout.tile_max, args.sm_count);
+        cuda::launch_experts<false>(stream, experts, layout, args.sm_count);
     }
     cuda::launch_combine(stream, args, plan, layout, t.shared_width > 0 ? experts.shared_row : -1);
 }

@@ -237,7 +237,9 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
                                            // Down tiles of few stages, two at once.
                                            {20, 1024, 16, 4, 128, 64, fp8, false, true},
                                            {90, 1024, 8, 4, 112, 64, fp8, true, false, true},
-                                           {130, 1024, 3, 2, 128, 128, fp8}};
+                                           {130, 1024, 3, 2, 128, 128, fp8},
+                                           // A thread of the plan has more pairs than it keeps in registers.
+                                           {4200, 32, 16, 8, 16, 0, fp8, true, true}};
         for (const Shape& shape : shapes) {
             Case test_case(shape);
             const std::vector<double> want = test_case.reference();
@@ -251,8 +253,8 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
 TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
     for (const bool fp8 : {false, true}) {
         // Narrow, middle and wide tiles, and x in the order of the rows or not.
-        for (const Shape& shape :
-             {Shape{400, 256, 4, 2, 128, 128, fp8}, Shape{400, 128, 2, 1, 512, 64, fp8}}) {
+        for (const Shape& shape : {Shape{400, 256, 4, 2, 128, 128, fp8}, Shape{400, 128, 2, 1, 512, 64, fp8},
+                                   Shape{300, 256, 12, 8, 192, 128, fp8}}) {
             Case test_case(shape);
             const std::vector<float> all = test_case.run(shape.tokens, false, true);
             for (const int64_t tokens : {1, 17, 20, 50, 140, 300}) {
