@@ -226,14 +226,17 @@ TEST(AttentionCuda, prefill_where_one_slot_outweighs_all_others) {
 }
 
 TEST(AttentionCuda, a_query_is_prefilled_to_the_same_bits_in_any_chunk) {
-    for (const bool fp8 : {false, true}) {
-        for (const bool rising : {false, true}) {
-            const Case test_case({{8, 1}, fp8, 1, {{200, 700}}, rising});
-            const std::vector<float> whole = test_case.prefill();
-            for (const int32_t skip : {1, 7, 50, 333, 699}) {
-                const std::vector<float> rest = test_case.prefill(false, skip);
-                const std::vector<float> same(whole.end() - static_cast<int64_t>(rest.size()), whole.end());
-                EXPECT_EQ(rest, same) << "fp8 " << fp8 << " without " << skip;
+    for (const AttentionCudaShape heads : {AttentionCudaShape{8, 1}, AttentionCudaShape{12, 1}}) {
+        for (const bool fp8 : {false, true}) {
+            for (const bool rising : {false, true}) {
+                const Case test_case({heads, fp8, 1, {{200, 700}}, rising});
+                const std::vector<float> whole = test_case.prefill();
+                for (const int32_t skip : {1, 7, 50, 333, 699}) {
+                    const std::vector<float> rest = test_case.prefill(false, skip);
+                    const std::vector<float> same(whole.end() - static_cast<int64_t>(rest.size()),
+                                                  whole.end());
+                    EXPECT_EQ(rest, same) << heads.q_heads << " heads, fp8 " << fp8 << " without " << skip;
+                }
             }
         }
     }
