@@ -251,7 +251,9 @@ struct Fp8Consumer : ConsumerBase<true, Blocks> {
             const int half = i % 2;
             const int at = i / 2 * 4 + half;
             const uint32_t a = half2_exp2(half2_fma(scores[at], by[half], offset[half]));
-            const uint32_t b = half2_exp2(half2_fma(scores[at + 2], by[half], offset[half]));
+            const uint32_t second = half2_fma(scores[at + 2], by[half], offset[half]);
+            // A quarter of them elsewhere, of the same slots for every row.
+            const uint32_t b = i / 2 % 2 == 1 ? half2_exp2_by_adding(second) : half2_exp2(second);
             packed[i / 4][i % 4] = pack_e4m3x4(a, b);
             all |= packed[i / 4][i % 4];
         }

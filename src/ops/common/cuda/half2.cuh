@@ -47,6 +47,18 @@ __device__ __forceinline__ uint32_t half2_exp2(uint32_t a) {
         : "r"(a));
     return c;
 }
+// 2^x for x < 16, by multiply-adds in place of that unit: relative error 2^-8; no less than 2^-12.
+__device__ __forceinline__ uint32_t half2_exp2_by_adding(uint32_t x) {
+    constexpr uint32_t kLeast = 0xCA00CA00;    // -12
+    constexpr uint32_t kInteger = 0x660F660F;  // 1551 + n: its low bits are n + 15, the exponent of 2^n
+    uint32_t y;
+    asm("{\n.reg .b32 a, n, f, p;\nmax.f16x2 a, %1, %2;\nadd.rn.f16x2 n, a, %3;\nsub.rn.f16x2 f, n, %3;\n"
+        "sub.rn.f16x2 f, a, f;\nfma.rn.f16x2 p, f, %4, %5;\nfma.rn.f16x2 p, f, p, %6;\n"
+        "shl.b32 n, n, 10;\nand.b32 n, n, 0x7C007C00;\nmul.rn.f16x2 %0, p, n;\n}"
+        : "=r"(y)
+        : "r"(x), "r"(kLeast), "r"(kInteger), "r"(0x33BF33BFu), "r"(0x39A139A1u), "r"(0x3C003C00u));
+    return y;
+}
 // Whether a's low half is greater than b's, or its high half.
 __device__ __forceinline__ bool half2_any_greater(uint32_t a, uint32_t b) {
     uint32_t any;
