@@ -231,30 +231,10 @@ __device__ __forceinline__ void list_token(SampleShared& shared, float x, int32_
     }
 }
 
-// Lists the tokens whose key reaches `bound`. False where there are too many. For the whole block.
-__device__ inline bool list_tokens(SampleBlock& block, const SampleGroupKeys& keys, uint32_t bound,
-                                   bool edited) {
+// Lists the tokens of the first `groups` of shared.groups that are as large as `least`. For the whole block.
+__device__ inline void list_of_groups(SampleBlock& block, int groups, float least, bool edited) {
     SampleShared& shared = block.shared;
     SampleTile& tile = block.tile;
-    if (threadIdx.x == 0) {
-        shared.group_count = 0;
-        shared.token_count = 0;
-    }
-    __syncthreads();
-    keys.for_each([&](uint32_t key, uint32_t group) {
-        if (key >= bound) {
-            const uint32_t place = atomicAdd(&shared.group_count, 1);
-            if (place < kSampleListMax) {
-                shared.groups[place] = group;
-            }
-        }
-    });
-    __syncthreads();
-    const auto groups = static_cast<int>(shared.group_count);
-    if (groups > kSampleListMax) {
-        return false;
-    }
-    const float least = from_ordered_bits(bound);
     const auto absent = static_cast<int32_t>((block.args.vocab + kSampleGroup - 1) / kSampleGroup);
     for (int at = block.warp(); at < groups; at += kSampleWarps * kSampleGroups) {
         const int mine = at + tile.lane % kSampleGroups * kSampleWarps;
@@ -287,6 +267,31 @@ __device__ inline bool list_tokens(SampleBlock& block, const SampleGroupKeys& ke
         __syncwarp();
     }
     __syncthreads();
+}
+
+// Lists the tokens whose key reaches `bound`. False where there are too many. For the whole block.
+__device__ inline bool list_tokens(SampleBlock& block, const SampleGroupKeys& keys, uint32_t bound,
+                                   bool edited) {
+    SampleShared& shared = block.shared;
+    if (threadIdx.x == 0) {
+        shared.group_count = 0;
+        shared.token_count = 0;
+    }
+    __syncthreads();
+    keys.for_each([&](uint32_t key, uint32_t group) {
+        if (key >= bound) {
+            const uint32_t place = atomicAdd(&shared.group_count, 1);
+            if (place < kSampleListMax) {
+                shared.groups[place] = group;
+            }
+        }
+    });
+    __syncthreads();
+    const auto groups = static_cast<int>(shared.group_count);
+    if (groups > kSampleListMax) {
+        return false;
+    }
+    list_of_groups(block, groups, from_ordered_bits(bound), edited);
     return shared.token_count <= kSampleListMax;
 }
 

@@ -9,7 +9,8 @@
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
-#include "ops/sample/cuda/sample_slow.cuh"
+#include "ops/sample/cuda/sample_few.h"
+#include "ops/sample/cuda/sample_report.cuh"
 
 namespace tessera {
 namespace {
@@ -250,50 +251,6 @@ __device__ Choice choose_by_tiles(const SampleTile& tile, const SampleKind& kind
     return choice;
 }
 
-// Log-probabilities of a row: the log of the sum of exp, and the most probable tokens into the result. NaN
-// where a logit is not finite. For the whole block.
-__device__ double report_top(SampleBlock& block) {
-    SampleShared& shared = block.shared;
-    const auto t = static_cast<int>(threadIdx.x);
-    const int32_t top = min(block.slot().top, kSampleTopMax);
-    SampleRowResult& result = block.args.results[block.tile.row];
-    const SampleGroupKeys keys(block, true);
-    uint4 told{kSampleEmptyKey, 0, 0, 0};
-    if (t < block.tiles) {
-        uint32_t* from = block.words[t].raw;
-        told = take_words(from, get_words(from), false);
-    }
-    const float best = keys.largest > kSampleEmptyKey ? from_ordered_bits(keys.largest) : 0.0f;
-    const double sum =
-        block.reduce(__hiloint2double(static_cast<int>(told.w), static_cast<int>(told.z)) *
-                         exp(static_cast<double>(from_ordered_bits(told.x)) - static_cast<double>(best)),
-                     Sum{});
-    const double log_sum = static_cast<double>(best) + log(sum);
-    if (top <= 0 || keys.largest >= kSampleInfinityKey) {
-        if (t == 0) {
-            result.top_count = 0;
-        }
-        return log_sum;
-    }
-    int32_t count = 0;
-    if (list_tokens(block, keys, keys.bound(block, static_cast<uint32_t>(top)), false)) {
-        sort_tokens(block);
-        count = min(top, static_cast<int32_t>(shared.token_count));
-    } else {
-        count = list_by_keys(block, keys.largest, top);
-    }
-    if (t < count) {
-        const uint64_t token = shared.tokens[t];
-        result.top[static_cast<size_t>(t)] = {
-            ranked_index(token), static_cast<float>(static_cast<double>(ranked_value(token)) - log_sum)};
-    }
-    if (t == 0) {
-        result.top_count = count;
-    }
-    __syncthreads();
-    return log_sum;
-}
-
 // Draws from what top_k, min_p and top_p leave. For the whole block.
 __device__ Choice choose_cut(SampleBlock& block, const SampleKind& kind) {
     const SampleSlot& slot = block.slot();
@@ -434,7 +391,8 @@ __global__ void sample_history_kernel(SampleHistoryArgs args) {
 }  // namespace
 
 int64_t sample_cuda_exchange_bytes(int64_t vocab, int64_t rows) {
-    return rows * tiles_of(vocab) * static_cast<int64_t>(sizeof(SampleTileWords));
+    return std::max(rows * tiles_of(vocab) * static_cast<int64_t>(sizeof(SampleTileWords)),
+                    sample_few_exchange_bytes(vocab, std::min(rows, kSampleFewRows)));
 }
 
 Status sample_cuda_prepare(int64_t vocab) {
@@ -445,13 +403,14 @@ Status sample_cuda_prepare(int64_t vocab) {
     }
     cuda_check(
         cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    sample_few_prepare();
     return Status();
 }
 
 void sample_cuda(cudaStream_t stream, const SampleCudaArgs& args) {
     check(args.vocab > 0 && args.vocab <= kSampleCudaVocabMax && args.rows <= kSampleCudaRowsMax,
           "sample: at most kSampleCudaRowsMax rows of kSampleCudaVocabMax logits");
-    if (args.rows == 0) {
+    if (args.rows == 0 || sample_few(stream, args)) {
         return;
     }
     // A block waits for those before it, which run already: blocks begin in their order. More blocks than

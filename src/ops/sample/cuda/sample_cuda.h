@@ -67,7 +67,9 @@ struct SampleCudaArgs {
     int64_t logits_stride = 0;
     int64_t vocab = 0;
     int64_t rows = 0;
-    const int32_t* row_slots = nullptr;  // [rows], distinct; < 0: padding, passed over
+    // [rows], distinct; < 0: padding, passed over. Slots, or < 0, also while the kernel before still runs: a
+    // first look is taken then.
+    const int32_t* row_slots = nullptr;
     const uint32_t* allowed =
         nullptr;  // [rows, ceil(vocab / 32)] bitmask of the ids that may be chosen; may be null
     SampleSlots slots;

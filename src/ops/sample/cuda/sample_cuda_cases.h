@@ -206,6 +206,41 @@ inline CudaOpCase sample_cuda_case(const SampleCudaSpec& spec, bool bench) {
             bytes};
 }
 
+// Rows that several thread blocks share.
+inline std::vector<CudaOpCase> sample_few_cases() {
+    const auto lists = [](SampleRowArgs& row, OpRandom& random, SampleCase& data) {
+        row.temperature = 0.2f + random.uniform() * 0.1f;
+        row.top_k = static_cast<int32_t>(1 + random.below(59));
+        row.top_p = random.below(2) == 0 ? 0.9f : 1.0f;
+        row.repetition_penalty = 1.1f;
+        row.frequency_penalty = 0.1f;
+        data.add_history(row, random);
+    };
+    // The best lie in few places, and many are equal.
+    const auto dense = [lists](SampleRowArgs& row, OpRandom& random, SampleCase& data) {
+        lists(row, random, data);
+        auto* logits = const_cast<float*>(row.logits);
+        for (int64_t from = random.below(2000), i = from; i < std::min(from + 3000, data.vocab()); ++i) {
+            logits[i] = std::round(logits[i] * 8) / 8 + (random.below(9) == 0 ? 4.0f : 0.0f);
+        }
+    };
+    const auto nucleus = [](SampleRowArgs& row, OpRandom& random, SampleCase&) {
+        row.temperature = 0.2f;
+        row.top_k = random.below(2) == 0 ? 0 : static_cast<int32_t>(60 + random.below(200));
+        row.top_p = 0.3f + random.uniform() * 0.2f;
+    };
+    std::vector<CudaOpCase> cases;
+    for (const int64_t rows : {1, 2, 4, 8}) {
+        for (const int64_t vocab : {1, 31, 1000, 4098, 40001, 120832, 131072}) {
+            cases.push_back(sample_cuda_case({"everything", vocab, rows, 5, edit_everything}, false));
+        }
+        cases.push_back(sample_cuda_case({"top_k up to 59, penalties", 120832, rows, 12, lists}, false));
+        cases.push_back(sample_cuda_case({"equal neighbours", 120832, rows, 12, dense}, false));
+        cases.push_back(sample_cuda_case({"top_p of a list", 120832, rows, 12, nucleus}, false));
+    }
+    return cases;
+}
+
 inline std::vector<CudaOpCase> sample_cuda_cases() {
     const auto greedy = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0; };
     const auto plain = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0.9f; };
@@ -246,7 +281,7 @@ inline std::vector<CudaOpCase> sample_cuda_cases() {
         row.logprobs = true;
         row.top = 20;
     };
-    std::vector<CudaOpCase> cases;
+    std::vector<CudaOpCase> cases = sample_few_cases();
     for (const int64_t rows : {1, 8, 64, 256}) {
         cases.push_back(sample_cuda_case({"greedy", 120832, rows, 12, greedy}, true));
         cases.push_back(sample_cuda_case({"temperature", 120832, rows, 12, plain}, true));

@@ -172,12 +172,14 @@ TEST_F(SampleCuda, HistoryIsSetForOneSlot) {
 
 // Every kind of row, a failed one too, takes back what the blocks told each other.
 TEST_F(SampleCuda, TheExchangeIsClearAfterwards) {
-    host_ = std::make_shared<SampleCase>(3000, 40, 5.0f, edit_everything);
-    const_cast<float*>(host_->rows()[5].logits)[2999] = std::numeric_limits<float>::quiet_NaN();
-    SampleCudaCase data({budget_}, host_);
-    for (int n = 0; n < 3; ++n) {
-        step(data);
-        EXPECT_TRUE(data.exchange_is_clear()) << "step " << n;
+    for (const int64_t rows : {40, 16, 6}) {
+        host_ = std::make_shared<SampleCase>(3000, rows, 5.0f, edit_everything);
+        const_cast<float*>(host_->rows()[5].logits)[2999] = std::numeric_limits<float>::quiet_NaN();
+        SampleCudaCase data({budget_}, host_);
+        for (int n = 0; n < 3; ++n) {
+            step(data);
+            EXPECT_TRUE(data.exchange_is_clear()) << rows << " rows, step " << n;
+        }
     }
 }
 

@@ -133,10 +133,15 @@ struct SampleKind {
 
     __device__ SampleKind(const SampleCudaArgs& args, const SampleSlot& slot) {
         top_k = slot.top_k > 0 && slot.top_k < args.vocab ? slot.top_k : 0;
-        greedy = is_greedy(slot) || has_forced(slot);
-        by_tiles = !greedy && top_k == 0 && slot.min_p <= 0;
-        cut = !greedy && (!by_tiles || slot.top_p < 1);
-        edited = slot.bias_count > 0 || masks_stops(slot) || args.allowed != nullptr || slot.has_penalties();
+        // Without branches: each would wait for the slot's fields anew.
+        const bool forced = (slot.forced_next >= 0) & (slot.forced_next < slot.forced_count);
+        const bool masks = (slot.outputs < slot.min_tokens) & (slot.stop_count > 0);
+        const bool penalties =
+            (slot.repetition_penalty != 1) | (slot.presence_penalty != 0) | (slot.frequency_penalty != 0);
+        greedy = is_greedy(slot) | forced;
+        by_tiles = !greedy & (top_k == 0) & (slot.min_p <= 0);
+        cut = !greedy & (!by_tiles | (slot.top_p < 1));
+        edited = (slot.bias_count > 0) | masks | (args.allowed != nullptr) | penalties;
     }
 };
 
@@ -157,17 +162,27 @@ __device__ __forceinline__ bool stops_early(const SampleSlot& slot, int32_t toke
     return stop;
 }
 
-// Counts an output of a slot with penalties.
-__device__ inline void count_output(const SampleSlots& slots, int64_t vocab, int32_t slot_id, int32_t token) {
+// Whether a token was made before.
+enum class SampleMade : uint8_t { kNever, kBefore, kUnknown };
+
+// Counts an output of a slot with penalties. What is known saves a trip to memory.
+__device__ inline void count_output(const SampleSlots& slots, int64_t vocab, int32_t slot_id, int32_t token,
+                                    SampleMade made = SampleMade::kUnknown) {
     const int64_t word = slot_id * ((vocab + 63) / 64) + token / 64;
-    const int32_t before = atomicAdd(slots.output_counts + slot_id * vocab + token, 1);
-    uint64_t* const bits = before > 0 ? slots.output_often : slots.output_seen;
+    int32_t* const count = slots.output_counts + slot_id * vocab + token;
+    bool before = made == SampleMade::kBefore;
+    if (made == SampleMade::kUnknown) {
+        before = atomicAdd(count, 1) > 0;
+    } else {
+        atomicAdd(count, 1);
+    }
+    uint64_t* const bits = before ? slots.output_often : slots.output_seen;
     atomicOr(reinterpret_cast<unsigned long long*>(bits) + word, 1ull << (token % 64));
 }
 
 // Takes the token into the slot's state. `slot`: as it was.
 __device__ inline void append_output(const SampleCudaArgs& args, const SampleSlot& slot, int32_t slot_id,
-                                     int32_t token) {
+                                     int32_t token, SampleMade made = SampleMade::kUnknown) {
     SampleSlot& next = args.slots.slot[slot_id];
     next.outputs = slot.outputs + 1;
     if (slot.forced_next < 0) {
@@ -179,7 +194,7 @@ __device__ inline void append_output(const SampleCudaArgs& args, const SampleSlo
         args.slots.last_token[slot_id] = token;
     }
     if (slot.has_penalties()) {
-        count_output(args.slots, args.vocab, slot_id, token);
+        count_output(args.slots, args.vocab, slot_id, token, made);
     }
 }
 

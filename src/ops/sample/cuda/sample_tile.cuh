@@ -317,6 +317,7 @@ __device__ inline void tell_tile(const SampleTile& tile, const SampleReading& re
 struct Choice {
     int32_t token = -1;
     SampleError error = SampleError::kNone;
+    SampleMade made = SampleMade::kUnknown;
 };
 
 // By one thread. log_sum: of the raw logits' exponentials, where log-probabilities are wanted.
@@ -327,6 +328,7 @@ __device__ inline void finish_row(const SampleTile& tile, Choice choice, double 
     const bool failed = choice.error != SampleError::kNone;
     if (!failed && stops_early(slot, choice.token)) {
         choice.token = slot.forced_after;
+        choice.made = SampleMade::kUnknown;
     }
     result.token = failed ? -1 : choice.token;
     result.error = choice.error;
@@ -338,7 +340,7 @@ __device__ inline void finish_row(const SampleTile& tile, Choice choice, double 
         result.logprob = static_cast<float>(static_cast<double>(logit) - log_sum);
     }
     if (!failed) {
-        append_output(args, slot, tile.slot_id, choice.token);
+        append_output(args, slot, tile.slot_id, choice.token, choice.made);
     }
 }
 
