@@ -187,6 +187,12 @@ __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const 
         }
         next = __shfl_sync(0xFFFFFFFFu, next, 0) + static_cast<int>(gridDim.x);
         tile = list.tile(args, next, look.run);
+        if constexpr (Shape::kRowScales) {
+            // int4 alone: whether act is known to be there. Its load and the item's wait together.
+            if (tile.phase == 1) {
+                tile.shared = load_acquire(args.ready + tile.item);
+            }
+        }
     }
 }
 

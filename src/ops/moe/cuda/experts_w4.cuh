@@ -4,8 +4,8 @@
 //
 // Schedule: experts_kernel.cuh's, and its producers. What differs: weights come as units (w4_layout.h) by
 // plain bulk copies; a consumer turns them into e4m3 in registers, the A side of wgmma; each group's sums
-// start at zero and are added with the group's scale; act is stored in bfloat16, and the consumer that stores
-// an item's last tile quantises its rows, since their scales need all of their outputs.
+// start at zero and are added with the group's scale; act is stored in bfloat16, and the block that stores an
+// item's last tile quantises its rows, since their scales need all of their outputs.
 #pragma once
 
 #include "ops/moe/cuda/experts_consume.cuh"
@@ -13,15 +13,22 @@
 #include "ops/moe/cuda/experts_w4.h"
 #include "ops/moe/cuda/quantize_row.cuh"
 #include "ops/moe/cuda/w4_mma.cuh"
+#include "ops/moe/cuda/w4_rows.cuh"
 #include "ops/moe/cuda/w4_weights.cuh"
 #include "ops/moe/w4_layout.h"
 
 namespace tessera::cuda {
 
-// A stage: the rows' 128 inputs, then 2 * Blocks units' group. Outputs as in ExpertsShape.
-template <int Blocks, int TileMax, int Stages>
+// A stage: the rows' 128 inputs, then 2 * Blocks units' group. Outputs as in ExpertsShape. Resident: blocks
+// of a multiprocessor.
+template <int Blocks, int TileMax, int Stages, int Resident = 1>
 struct ExpertsW4Shape {
     static constexpr int kBlocks = Blocks;
+    static constexpr int kResident = Resident;
+    static constexpr bool kFencedRows = Resident > 1;  // by those who copy them
+    // Of a thread, that brings and that consumes.
+    static constexpr int kBringRegisters = Resident > 1 ? 48 : 40;
+    static constexpr int kConsumeRegisters = Resident > 1 ? 96 : 232;
     static constexpr int kTileMax = TileMax;
     static constexpr int kTileMin = TileMax > 96 ? 96 : 16;
     static constexpr int kStages = Stages;
@@ -33,19 +40,17 @@ struct ExpertsW4Shape {
     static constexpr int kWeightsOffset = TileMax * kSwizzleRowBytes;
     static constexpr int kUnitBytes = static_cast<int>(kW4GroupBytes);
     static constexpr int kStageBytes = (kWeightsOffset + 2 * Blocks * kUnitBytes + 1023) / 1024 * 1024;
-    static constexpr int kSlots = 3;
+    static constexpr int kSlots = Resident > 1 ? 6 : 3;
     static constexpr int kBarriers = Stages * kStageBytes;
     static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
     static constexpr bool kRowScales = true;
-    static constexpr int kSlotBytes = 32 + TileMax * 8;
-    // For each consumer: the rows' scales, whether it is an item's last, and 64 rows of results.
-    static constexpr int kScaleBytes = (TileMax + 4) * 4;
-    static constexpr int kLast = kScaleBytes;  // offset
-    static constexpr int kResults = (kScaleBytes + 4 + 127) / 128 * 128;
-    static constexpr int kEndBytes = kResults + 64 * kSwizzleRowBytes;
+    static constexpr int kSlotBytes = 32 + TileMax * 8 + 16;
+    // For each consumer: the rows' scales, and up to 64 rows of results.
+    static constexpr int kResults = (TileMax * 4 + 127) / 128 * 128;
+    static constexpr int kEndBytes = kResults + (TileMax < 64 ? TileMax : 64) * kSwizzleRowBytes;
     static constexpr int kEnds = ((kTiles + 15) / 16 * 16 + kSlots * kSlotBytes + 127) / 128 * 128;
     static constexpr int kBytes = kEnds + 2 * kEndBytes;
-    static_assert(kBytes <= 232448);
+    static_assert((kBytes + 1024) * Resident <= 228 * 1024);
 };
 
 // What does not change from tile to tile.
@@ -133,14 +138,23 @@ __device__ __forceinline__ void w4_release(ExpertsRing<Stages>& ring) {
     ring.advance();
 }
 
+// A tile's rows as a consumer sees them.
+template <typename Shape>
 struct W4Rows {
-    bool copied = false;            // they came by cp.async
-    const float* scales = nullptr;  // null: known already
-    int rows = 0;
+    bool copied = false;  // they came by cp.async
+    int count = 0;
+    const float* listed = nullptr;          // their scales in the tiles' list, with the first stage
+    uint32_t scales = 0;                    // where the consumer keeps them
+    ExpertsRing<Shape::kSlots> tiles = {};  // place in the list
 };
-// Rows before `first` in its 16 bytes: the scales of act come in such pieces.
-__device__ __forceinline__ int w4_scales_begin(const float* first) {
-    return static_cast<int>(reinterpret_cast<uint64_t>(first) / 4 % 4);
+// Afterwards the place in the list is free.
+template <typename Shape>
+__device__ __forceinline__ void w4_keep_scales(const W4Rows<Shape>& rows) {
+    for (int row = static_cast<int>(threadIdx.x % 128); row < rows.count; row += 128) {
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(rows.scales + row * 4), "f"(rows.listed[row])
+                     : "memory");
+    }
+    release_tile(rows.tiles);
 }
 
 // The groups of a tile, one after another, as one consumer sees them: a product is under way while the next
@@ -151,15 +165,11 @@ struct W4Tile {
     ExpertsRing<Shape::kStages> done;  // the oldest stage in use
     const bool copied;                 // the rows came by cp.async
 
-    // The first stage is there when this returns. In the second phase the rows' scales then are in memory,
-    // and on their way to `scales`.
-    __device__ __forceinline__ W4Tile(ExpertsConsumer<Shape>& consumer, const W4Rows& rows, uint32_t scales)
+    // The first stage is there when this returns, and the rows' scales are kept.
+    __device__ __forceinline__ W4Tile(ExpertsConsumer<Shape>& consumer, const W4Rows<Shape>& rows)
         : me(consumer), done(consumer.ring), copied(rows.copied) {
         acquire();
-        const int piece = static_cast<int>(threadIdx.x % 128) * 4;
-        if (rows.scales != nullptr && piece < rows.rows + w4_scales_begin(rows.scales)) {
-            copy_async_16(scales + piece * 4, rows.scales - w4_scales_begin(rows.scales) + piece);
-        }
+        w4_keep_scales(rows);
     }
 
     __device__ __forceinline__ uint32_t stage() const {
@@ -181,8 +191,8 @@ struct W4Tile {
 // One block, one set of partial sums: many rows.
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_multiply_wide(float (&sums)[N / 2], ExpertsConsumer<Shape>& me, int steps,
-                                                 const W4Rows& rows_from, uint32_t scales) {
-    W4Tile<Shape, N> tile(me, rows_from, scales);
+                                                 const W4Rows<Shape>& rows_from) {
+    W4Tile<Shape, N> tile(me, rows_from);
     float part[N / 2];
     W4Raw raw = tile.raw(0);
     for (int step = 0; step < steps; ++step) {
@@ -203,8 +213,8 @@ __device__ __forceinline__ void w4_multiply_wide(float (&sums)[N / 2], ExpertsCo
 // Two blocks: one set of partial sums, as the registers allow.
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], ExpertsConsumer<Shape>& me,
-                                                  int steps, const W4Rows& rows_from, uint32_t scales) {
-    W4Tile<Shape, N> tile(me, rows_from, scales);
+                                                  int steps, const W4Rows<Shape>& rows_from) {
+    W4Tile<Shape, N> tile(me, rows_from);
     float part[N / 2];
     W4Weights first = tile.weights(0);
     for (int step = 0; step < steps; ++step) {
@@ -227,11 +237,36 @@ __device__ __forceinline__ void w4_multiply_broad(float (&sums)[2][N / 2], Exper
     }
 }
 
+// The same with the weights of one block at a time, where registers are few and another block of the
+// multiprocessor multiplies meanwhile.
+template <typename Shape, int N>
+__device__ __forceinline__ void w4_multiply_in_turn(float (&sums)[2][N / 2], ExpertsConsumer<Shape>& me,
+                                                    int steps, const W4Rows<Shape>& rows_from) {
+    W4Tile<Shape, N> tile(me, rows_from);
+    float part[N / 2];
+    for (int step = 0; step < steps; ++step) {
+        const uint64_t rows = mma_descriptor(tile.stage());
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+            const W4Weights weights = tile.weights(block);
+            w4_issue<N>(part, weights, rows);
+            mma_wait<0>();
+            w4_hold(weights);
+            w4_promote<N>(sums[block], part, weights.scales);
+        }
+        me.ring.advance();
+        if (step + 1 < steps) {
+            tile.acquire();
+        }
+        w4_release(tile.done);
+    }
+}
+
 // sums = weights x rows over all inputs, but for 2^-8 and the rows' scales.
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_multiply_tile(float (&sums)[Shape::kBlocks][N / 2],
-                                                 ExpertsConsumer<Shape>& me, int steps, const W4Rows& rows,
-                                                 uint32_t scales) {
+                                                 ExpertsConsumer<Shape>& me, int steps,
+                                                 const W4Rows<Shape>& rows) {
 #pragma unroll
     for (int block = 0; block < Shape::kBlocks; ++block) {
 #pragma unroll
@@ -239,10 +274,12 @@ __device__ __forceinline__ void w4_multiply_tile(float (&sums)[Shape::kBlocks][N
             sums[block][i] = 0;
         }
     }
-    if constexpr (Shape::kBlocks > 1) {
-        w4_multiply_broad<Shape, N>(sums, me, steps, rows, scales);
+    if constexpr (Shape::kBlocks > 1 && Shape::kResident > 1 && N > 16) {
+        w4_multiply_in_turn<Shape, N>(sums, me, steps, rows);
+    } else if constexpr (Shape::kBlocks > 1) {
+        w4_multiply_broad<Shape, N>(sums, me, steps, rows);
     } else {
-        w4_multiply_wide<Shape, N>(sums[0], me, steps, rows, scales);
+        w4_multiply_wide<Shape, N>(sums[0], me, steps, rows);
     }
 }
 
@@ -310,13 +347,16 @@ __device__ __forceinline__ void w4_store_act(const float (&sums)[Shape::kBlocks]
         }
         group_barrier(end.barrier, 128);
         w4_copy_rows<4 * Shape::kBlocks>(to, chunk);
-        group_barrier(end.barrier, 128);
+        if (chunk + 64 < N) {
+            group_barrier(end.barrier, 128);
+        }
     }
 }
 
+// more: another block follows.
 template <int N>
 __device__ __forceinline__ void w4_store_out(const float (&sums)[N / 2], const ExpertsTarget& to,
-                                             const W4End& end) {
+                                             const W4End& end, bool more) {
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int lane = thread % 32;
     const int place = thread / 32 * 2 + lane / 8 % 2;
@@ -335,74 +375,114 @@ __device__ __forceinline__ void w4_store_out(const float (&sums)[N / 2], const E
         }
         group_barrier(end.barrier, 128);
         w4_copy_rows<8>(to, chunk);
-        group_barrier(end.barrier, 128);
+        if (more || chunk + 64 < N) {
+            group_barrier(end.barrier, 128);
+        }
     }
 }
 
-// After an item's tile of act is stored (or has no outputs): whoever is the last of them quantises its rows.
-template <typename Shape>
-__device__ __forceinline__ void w4_finish_act(const ExpertsW4Args& args, const ExpertsTile& tile,
-                                              const W4End& end) {
-    const int thread = static_cast<int>(threadIdx.x % 128);
+__device__ __forceinline__ QuantizeRow w4_act_row(const ExpertsW4Args& args, int row) {
     const int width = args.experts.routed.width;
-    const uint32_t flag = end.scales + Shape::kLast;
-    group_barrier(end.barrier, 128);
-    if (thread == 0) {
-        const int target = 2 * ((width + Shape::kOutputs - 1) / Shape::kOutputs);
-        __threadfence();
-        const int before = atomicAdd(args.stored + tile.item, 1);
-        __threadfence();
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(before == target - 1 ? 1 : 0) : "memory");
-    }
-    group_barrier(end.barrier, 128);
-    int last;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(last) : "r"(flag) : "memory");
-    if (last == 0) {
-        return;
-    }
-    for (int row = tile.row + thread / 32; row < tile.row + tile.rows; row += 4) {
-        const QuantizeRow work{.from = args.act_bf16 + static_cast<int64_t>(row) * width,
-                               .to = args.experts.act + row * args.experts.act_stride,
-                               .scale = args.act_scale + row,
-                               .count = width};
-        RowPieces<kW4WidthMax / 256> pieces;
-        pieces.load(work, thread % 32, 32);
-        const float scale = row_scale(pieces.largest());
-        pieces.store(work, thread % 32, 32, scale);
-        if (thread % 32 == 0) {
-            *work.scale = scale;
+    return {.from = args.act_bf16 + static_cast<int64_t>(row) * width,
+            .to = args.experts.act + row * args.experts.act_stride,
+            .scale = args.act_scale + row,
+            .count = width};
+}
+
+// A warp's rows: from `row` on, `step` apart. Rows of them side by side, Kept pieces of each in a thread.
+template <int Kept, int Rows>
+__device__ __forceinline__ void w4_quantize_rows(const ExpertsW4Args& args, int row, int end, int step) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    for (; row < end; row += Rows * step) {
+        RowPieces<Kept> pieces[Rows];
+#pragma unroll
+        for (int i = 0; i < Rows; ++i) {
+            pieces[i].load(w4_act_row(args, min(row + i * step, end - 1)), lane, 32);
+        }
+#pragma unroll
+        for (int i = 0; i < Rows; ++i) {
+            if (row + i * step < end) {
+                const QuantizeRow work = w4_act_row(args, row + i * step);
+                const float scale = row_scale(pieces[i].largest());
+                pieces[i].store(work, lane, 32, scale);
+                if (lane == 0) {
+                    *work.scale = scale;
+                }
+            }
         }
     }
-    group_barrier(end.barrier, 128);
-    if (thread == 0) {
-        __threadfence();
+}
+
+// For what this block has written, and others read: __threadfence() is sequentially consistent, which costs
+// more.
+__device__ __forceinline__ void w4_fence() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+// group_barrier(), and whether any of the threads says so.
+__device__ __forceinline__ bool group_any(int barrier, int threads, bool mine) {
+    uint32_t any;
+    asm volatile(
+        "{\n.reg .pred p, q;\n"
+        "setp.ne.u32 p, %1, 0;\n"
+        "barrier.cta.red.or.pred q, %2, %3, p;\n"
+        "selp.u32 %0, 1, 0, q;\n}\n"
+        : "=r"(any)
+        : "r"(mine ? 1u : 0u), "r"(barrier), "r"(threads)
+        : "memory");
+    return any != 0;
+}
+
+// By both consumers, when a block's tile of act is stored. The block that stores an item's last one quantises
+// its rows: all its warps, since down tiles wait for it (one consumer took 9 us for 21 rows, 28 for 85).
+template <typename Shape>
+__device__ __forceinline__ void w4_finish_act(const ExpertsW4Args& args, const ExpertsTile& tile) {
+    constexpr int kBoth = 3;  // barrier
+    constexpr int kWarps = 8;
+    group_barrier(kBoth, 32 * kWarps);
+    const int width = args.experts.routed.width;
+    bool last = false;
+    if (threadIdx.x == 0) {
+        const int target = (width + Shape::kOutputs - 1) / Shape::kOutputs;
+        w4_fence();
+        last = atomicAdd(args.stored + tile.item, 1) == target - 1;
+        if (last) {
+            w4_fence();
+        }
+    }
+    if (!group_any(kBoth, 32 * kWarps, last)) {
+        return;
+    }
+    const int row = tile.row + static_cast<int>(threadIdx.x / 32);
+    const int end = tile.row + tile.rows;
+    constexpr int kKept = kW4WidthMax / 256;
+    if (width <= kW4WidthMax / 2) {
+        w4_quantize_rows<kKept / 2, 2>(args, row, end, kWarps);
+    } else {
+        w4_quantize_rows<kKept, Shape::kResident == 1 ? 2 : 1>(args, row, end, kWarps);
+    }
+    group_barrier(kBoth, 32 * kWarps);
+    if (threadIdx.x == 0) {
+        w4_fence();
         atomicAdd(args.experts.ready + tile.item, 1);
     }
 }
 
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const ExpertsTile& tile,
-                                                ExpertsConsumer<Shape>& me, const W4End& base) {
+                                                ExpertsConsumer<Shape>& me, const W4Rows<Shape>& rows,
+                                                const W4End& end) {
     const W4Side side = w4_side(args, tile.phase);
     const int steps = (side.inputs + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
     const int unit = (tile.tile * 2 + me.index) * Shape::kBlocks;
     if (unit >= side.units) {
+        release_tile(rows.tiles);
         w4_pass(me, steps);
         return;
     }
     float sums[Shape::kBlocks][N / 2];
-    const float* scales = tile.phase == 0 ? nullptr : args.act_scale + tile.row;
-    w4_multiply_tile<Shape, N>(
-        sums, me, steps,
-        {.copied = tile.phase == 0 && !args.experts.x_sorted, .scales = scales, .rows = tile.rows},
-        base.scales);
-    W4End end = base;
-    if (scales != nullptr) {
-        end.scales += 4 * w4_scales_begin(scales);
-    }
-    copy_async_commit();
-    copy_async_wait<0>();
-    group_barrier(end.barrier, 128);
+    w4_multiply_tile<Shape, N>(sums, me, steps, rows);
+    group_barrier(end.barrier, 128);  // the scales are there, and the last tile's results are copied
     const int64_t stride = 2 * static_cast<int64_t>(tile.phase == 0 ? side.units * 32 : args.experts.hidden);
     ExpertsTarget to{.out = (tile.phase == 0 ? reinterpret_cast<uint8_t*>(args.act_bf16)
                                              : static_cast<uint8_t*>(args.experts.out)) +
@@ -418,23 +498,23 @@ __device__ __forceinline__ void w4_consume_tile(const ExpertsW4Args& args, const
     } else {
 #pragma unroll
         for (int block = 0; block < Shape::kBlocks; ++block) {
-            w4_store_out<N>(sums[block], to, end);
+            w4_store_out<N>(sums[block], to, end, block + 1 < Shape::kBlocks);
             to.column += 64;
         }
     }
-    group_barrier(end.barrier, 128);  // the scales are read
 }
 
 template <typename Shape, int N>
 __device__ __forceinline__ void w4_consume_width(const ExpertsW4Args& args, const ExpertsTile& tile,
-                                                 ExpertsConsumer<Shape>& me, const W4End& end) {
+                                                 ExpertsConsumer<Shape>& me, const W4Rows<Shape>& rows,
+                                                 const W4End& end) {
     if constexpr (N < Shape::kTileMax) {
         if (tile.columns > N) {
-            w4_consume_width<Shape, N + 16>(args, tile, me, end);
+            w4_consume_width<Shape, N + 16>(args, tile, me, rows, end);
             return;
         }
     }
-    w4_consume_tile<Shape, N>(args, tile, me, end);
+    w4_consume_tile<Shape, N>(args, tile, me, rows, end);
 }
 
 template <typename Shape>
@@ -449,26 +529,26 @@ __device__ __forceinline__ void w4_consume(const ExpertsW4Args& args, const Expe
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
     for (;;) {
         const ExpertsTile tile = acquire_tile(memory, tiles);
-        for (int row = static_cast<int>(threadIdx.x % 128); tile.phase == 0 && row < tile.rows; row += 128) {
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + row * 4),
-                         "f"(memory.row_scales(tiles.stage)[row])
-                         : "memory");
-        }
-        release_tile(tiles);
-        tiles.advance();
         if (tile.phase < 0) {
             return;
         }
-        w4_consume_width<Shape, Shape::kTileMin>(args, tile, me, end);
+        const int begin = tile.phase == 0 ? 0 : w4_scales_begin(tile.row);
+        const W4Rows<Shape> rows{.copied = !Shape::kFencedRows && tile.phase == 0 && !args.experts.x_sorted,
+                                 .count = tile.rows,
+                                 .listed = memory.row_scales(tiles.stage) + begin,
+                                 .scales = scales,
+                                 .tiles = tiles};
+        tiles.advance();
+        w4_consume_width<Shape, Shape::kTileMin>(args, tile, me, rows, end);
         if (tile.phase == 0) {
-            w4_finish_act<Shape>(args, tile, end);
+            w4_finish_act<Shape>(args, tile);
         }
     }
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kExpertsThreads, 1)
-    experts_w4_kernel(const __grid_constant__ ExpertsW4Args args) {
+__global__ void __launch_bounds__(kExpertsThreads, Shape::kResident)
+    experts_w4_kernel(const __grid_constant__ ExpertsW4Args args, const ExpertsLook look) {
     extern __shared__ __align__(1024) uint8_t shared_raw[];
     const ExpertsMemory<Shape> memory{.base = shared_raw, .address = shared_address(shared_raw)};
     const int warpgroup = static_cast<int>(threadIdx.x / 128);
@@ -478,19 +558,19 @@ __global__ void __launch_bounds__(kExpertsThreads, 1)
     __syncthreads();
     let_next_kernel_start();
     if (warpgroup == 2) {
-        registers_give<40>();
+        registers_give<Shape::kBringRegisters>();
         const int warp = static_cast<int>(threadIdx.x % 128 / 32);
         if (warp == 0) {
-            experts_schedule(args.experts, memory);
+            experts_schedule(args.experts, memory, look);
         } else if (warp == 1) {
             if (threadIdx.x % 32 == 0) {
                 w4_bring_weights(args, memory);
             }
         } else {
-            experts_bring_rows<true>(args.experts, memory, static_cast<int>(threadIdx.x % 64));
+            w4_bring_rows(args, memory);
         }
     } else {
-        registers_take<232>();
+        registers_take<Shape::kConsumeRegisters>();
         w4_consume(args, memory, warpgroup);
     }
 }

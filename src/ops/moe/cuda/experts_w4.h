@@ -17,15 +17,17 @@ struct ExpertsW4Args {
     const uint8_t* down = nullptr;     // [experts, w4_down_bytes()]
     uint16_t* act_bf16 = nullptr;      // [sorted rows, width]: act before its rows have a scale
     float* act_scale = nullptr;        // [sorted rows]
-    int32_t* stored = nullptr;         // [items]: consumers that have stored a tile of act_bf16; 0 at first
+    int32_t* stored = nullptr;         // [items]: tiles of act_bf16 that are stored; 0 at first
 };
 
+inline constexpr int kW4FewTile = 32;   // two blocks a multiprocessor
+inline constexpr int kW4PairTile = 48;  // the same
 inline constexpr int kW4BroadTile = 96;
 inline constexpr int kW4WideTile = 176;
 inline constexpr int kW4WidthMax = 2048;
 inline constexpr int kW4HiddenMax = 8192;
 
-// tile_max: one of the two; plan.cuh cuts the items by it.
-void launch_experts_w4(cudaStream_t stream, const ExpertsW4Args& args, int tile_max, int blocks);
+// tile_max: one of these; plan.cuh cuts the items by it.
+void launch_experts_w4(cudaStream_t stream, const ExpertsW4Args& args, int tile_max, int multiprocessors);
 
 }  // namespace tessera::cuda

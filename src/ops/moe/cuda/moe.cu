@@ -24,6 +24,13 @@ using WideShape = ExpertsShape<2, 192, 4, false>;
 constexpr int64_t kSortedMean = 128;
 constexpr int64_t kSortedWidth = 512;
 
+// int4: two blocks a multiprocessor up to here, rows an expert: with tiles of as many rows of weights as else
+// if experts are narrow, so that tiles of down are short, or gate and up are some rounds of the blocks
+// (outputs of all experts); with half as many otherwise.
+constexpr int64_t kW4FewMean = 28;
+constexpr int64_t kW4PairMean = 12;
+constexpr int64_t kW4FewOutputs = 1 << 17;
+
 // int4: wide tiles from here on, rows an expert and (token, expert) pairs.
 constexpr int64_t kW4WideMean = 112;
 constexpr int64_t kW4WidePairs = 16384;
@@ -37,11 +44,22 @@ bool is_short(int64_t width, int64_t value_bytes) {
     return width * value_bytes <= 4 * kSwizzleRowBytes;
 }
 
+int choose_w4_tile(const MoeCudaTensors& tensors, int64_t mean, int64_t pairs) {
+    if (mean <= kW4FewMean &&
+        (tensors.width < kSortedWidth || tensors.experts * tensors.width >= kW4FewOutputs)) {
+        return kW4FewTile;
+    }
+    if (mean <= kW4PairMean) {
+        return kW4PairTile;
+    }
+    return mean >= kW4WideMean && pairs >= kW4WidePairs ? kW4WideTile : kW4BroadTile;
+}
+
 int choose_tile_max(const MoeCudaTensors& tensors, int64_t tokens, int64_t k) {
     const int64_t experts = tensors.experts;
     const int64_t mean = experts > 0 ? tokens * k / experts : tokens;
     if (tensors.dtype == DType::kInt4) {
-        return mean >= kW4WideMean && tokens * k >= kW4WidePairs ? kW4WideTile : kW4BroadTile;
+        return choose_w4_tile(tensors, mean, tokens * k);
     }
     const int64_t middle = experts > 0 ? 48 : MiddleShape::kTileMax;
     // Its down tiles would be too small.
