@@ -33,8 +33,8 @@ struct SampleReach {
 };
 
 struct SampleShared {
-    SampleSlot slots[kSampleBlockRows];  // as they were before this launch
-    int32_t slot_ids[kSampleBlockRows];  // < 0: padding
+    SampleRowSlot slots[kSampleBlockRows];  // as they were before this launch
+    int32_t slot_ids[kSampleBlockRows];     // < 0: padding
     uint64_t barriers[kSampleWarps][kSampleRing];
     uint64_t reduce[kWarp];
     // Of the row that is being finished.
@@ -79,7 +79,7 @@ struct SampleBlock {
     SampleTile tile;  // of this warp: memory for one
 
     __device__ int warp() const { return static_cast<int>(threadIdx.x) / kWarp; }
-    __device__ const SampleSlot& slot() const { return tile.slot; }
+    __device__ const SampleRowSlot& slot() const { return tile.slot; }
     template <typename T, typename Op>
     __device__ T reduce(T value, Op op) const {
         return block_reduce(value, op, T{0}, reinterpret_cast<T*>(shared.reduce));
@@ -243,7 +243,8 @@ __device__ inline void list_of_groups(SampleBlock& block, int groups, float leas
         const SampleSeen seen = edited ? load_seen(tile) : SampleSeen();
         load_groups(tile, count);
         if (edited) {
-            edit_tile(tile, seen);
+            uint32_t unused = 0;
+            edit_tile(tile, seen, unused);
         }
         uint32_t hits = 0;  // groups in which one of the lane's four logits is large enough
 #pragma unroll
@@ -322,7 +323,6 @@ struct SampleDraw {
     RowWeights weigh;
     float best = 0;    // the row's largest logit
     double whole = 0;  // what top_p is a share of; 0: the mass of the list
-    uint64_t fraction = 0;
     int32_t top_k = 0;
 };
 
@@ -394,7 +394,7 @@ __device__ inline int32_t draw_from_list(const SampleBlock& block, const SampleD
     };
     total = sum_of(is_kept);
     // The running sum in order of ids.
-    const uint64_t point = __umul64hi(draw.fraction, total);
+    const uint64_t point = __umul64hi(block.slot().fractions.whole, total);
     for (int c0 = first; c0 < count; c0 += kSampleThreads / kEach) {
         const int c = min(c0 + block.tile.lane / kEach, count - 1);
         const auto id = static_cast<uint32_t>(list[c]);  // the larger, the lower the token's id

@@ -7,10 +7,11 @@
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
-#include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/sample/cuda/sample_few.h"
+#include "ops/sample/cuda/sample_gather.cuh"
 #include "ops/sample/cuda/sample_report.cuh"
+#include "ops/sample/cuda/sample_ring.cuh"
 
 namespace tessera {
 namespace {
@@ -19,7 +20,8 @@ using namespace cuda;
 
 // A warp has its ring, and memory for one more tile.
 constexpr int kRingBytes = kSampleWarps * (kSampleRing + 1) * kSampleTile * 4;
-constexpr int kSharedBytes = kRingBytes + static_cast<int>(sizeof(SampleShared));
+constexpr int kSharedBytes = kRingBytes + static_cast<int>(sizeof(SampleShared) + sizeof(SampleGathered));
+static_assert(kSharedBytes <= 232448 && sizeof(SampleShared) % 16 == 0);
 
 constexpr int kToldMax = kSampleTile / 4;  // in a warp's memory
 
@@ -27,139 +29,65 @@ int64_t tiles_of(int64_t vocab) {
     return (vocab + kSampleTile - 1) / kSampleTile;
 }
 
-// The tiles of all rows in their order, evenly over the blocks; a warp takes every kSampleWarps-th.
-struct TileSpan {
-    int32_t begin = 0;
-    int32_t end = 0;
-    int32_t of_row = 0;  // tiles
-
-    __device__ explicit TileSpan(const SampleCudaArgs& args)
-        : of_row(static_cast<int32_t>((args.vocab + kSampleTile - 1) / kSampleTile)) {
-        const int64_t all = args.rows * of_row;
-        begin = static_cast<int32_t>(blockIdx.x * all / gridDim.x);
-        end = static_cast<int32_t>((blockIdx.x + 1) * all / gridDim.x);
-    }
-    __device__ int32_t first_row() const { return begin / of_row; }
-};
-
-// The tiles that a warp reads, in its ring of shared memory.
-class TileRing {
-  public:
-    __device__ TileRing(const SampleCudaArgs& args, const TileSpan& span, float* memory, uint64_t* barriers)
-        : args_(args), span_(span), memory_(memory), barriers_(shared_address(barriers)) {
-        lane_ = static_cast<int>(threadIdx.x) % kWarp;
-        plain_ = args.vocab % kSampleTile == 0 && args.logits_stride % 4 == 0 &&
-                 reinterpret_cast<uintptr_t>(args.logits) % 16 == 0;
-        if (lane_ < kSampleRing) {
-            barrier_init(barriers_ + 8 * static_cast<uint32_t>(lane_), 1);
-        }
-        barrier_init_fence();
-        __syncwarp();
-    }
-
-    __device__ int32_t tile(int i) const {
-        return span_.begin + static_cast<int32_t>(threadIdx.x) / kWarp + i * kSampleWarps;
-    }
-    __device__ float* memory(int i) const { return memory_ + i % kSampleRing * kSampleTile; }
-
-    // Begins to bring the warp's i-th tile, if there is one.
-    __device__ void begin(int i) const {
-        if (lane_ != 0 || tile(i) >= span_.end) {
-            return;
-        }
-        const Source from = source(i);
-        barrier_arrive_expect(barrier(i), from.bulk ? static_cast<uint32_t>(from.count * 4) : 0);
-        if (from.bulk) {
-            copy_bulk(shared_address(memory(i)), from.logits, static_cast<uint32_t>(from.count * 4),
-                      barrier(i));
-        }
-    }
-    // The same where memory that was written is used again. By the whole warp.
-    __device__ void begin_again(int i) const {
-        if (tile(i) < span_.end) {
-            fence_proxy_async();
-            __syncwarp();
-            begin(i);
-        }
-    }
-    // The i-th tile, padded with -inf.
-    __device__ void wait(int i) const {
-        barrier_wait(barrier(i), static_cast<uint32_t>(i / kSampleRing % 2));
-        if (plain_) {
-            return;
-        }
-        const Source from = source(i);
-        if (from.bulk && from.count == kSampleTile) {
-            return;
-        }
-        for (int32_t k = lane_ + (from.bulk ? from.count : 0); k < kSampleTile; k += kWarp) {
-            memory(i)[k] = k < from.count ? from.logits[k] : minus_infinity();
-        }
-        __syncwarp();
-    }
-
-  private:
-    struct Source {
-        const float* logits = nullptr;
-        int32_t count = 0;
-        bool bulk = false;  // the copy engine can bring it
-    };
-    __device__ Source source(int i) const {
-        const int32_t row = tile(i) / span_.of_row;
-        const int32_t first = tile(i) % span_.of_row * kSampleTile;
-        Source from{args_.logits + row * args_.logits_stride + first,
-                    min(kSampleTile, static_cast<int32_t>(args_.vocab) - first)};
-        from.bulk = from.count % 4 == 0 && reinterpret_cast<uintptr_t>(from.logits) % 16 == 0;
-        return from;
-    }
-    __device__ uint32_t barrier(int i) const {
-        return barriers_ + 8 * static_cast<uint32_t>(i % kSampleRing);
-    }
-
-    const SampleCudaArgs& args_;
-    const TileSpan& span_;
-    float* memory_;  // [kSampleRing][kSampleTile]
-    uint32_t barriers_;
-    int lane_ = 0;
-    bool plain_ = false;  // the copy engine brings all tiles, and all are whole
-};
-
-// The slots of the block's rows, for the whole block. A barrier follows.
-__device__ void load_slots(const SampleCudaArgs& args, SampleShared& shared, const TileSpan& span) {
+// Loads the slots of the block's rows, for the whole block, and begins to read: the first tiles of half of
+// the warps before the slots, of the others behind them. A barrier follows.
+__device__ void begin_block(const SampleCudaArgs& args, SampleShared& shared, const TileSpan& span,
+                            const TileRing& ring) {
     constexpr int kWords = sizeof(SampleSlot) / 8;
     static_assert(sizeof(SampleSlot) % 8 == 0 && kWords <= 2 * kWarp);
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int32_t row = span.first_row() + warp;
-    if (warp >= kSampleBlockRows || row * span.of_row >= span.end) {
-        return;
+    const bool mine = warp < kSampleBlockRows && row * span.of_row < span.end;
+    const int32_t slot_id = mine ? __ldcg(args.row_slots + row) : -1;
+    if (warp < kSampleWarps / 2) {
+        ring.begin(0);
     }
-    const int32_t slot_id = __ldcg(args.row_slots + row);
+    uint64_t low = 0;
+    uint64_t high = 0;
     if (slot_id >= 0) {
         const auto* from = reinterpret_cast<const uint64_t*>(args.slots.slot + slot_id);
+        low = __ldcg(from + lane);
+        high = lane + kWarp < kWords ? __ldcg(from + lane + kWarp) : 0;
+    }
+    __syncthreads();  // the slots are asked for
+    if (warp >= kSampleWarps / 2) {
+        ring.begin(0);
+    }
+    if (slot_id >= 0) {
         auto* to = reinterpret_cast<uint64_t*>(shared.slots + warp);
-        const uint64_t low = __ldcg(from + lane);
-        const uint64_t high = lane + kWarp < kWords ? __ldcg(from + lane + kWarp) : 0;
         to[lane] = low;
         if (lane + kWarp < kWords) {
             to[lane + kWarp] = high;
         }
     }
-    if (lane == 0) {
+    if (mine && lane == 0) {
         shared.slot_ids[warp] = slot_id;
+    }
+    __syncwarp();
+    if (slot_id >= 0 && !is_greedy(shared.slots[warp])) {
+        const RowWeights weigh(shared.slots[warp]);
+        const SampleFractions fractions = draw_fractions(shared.slots[warp]);
+        if (lane == 0) {
+            shared.slots[warp].weigh = weigh;
+            shared.slots[warp].fractions = fractions;
+        }
     }
 }
 
 // Reads the block's tiles of a row, from this warp's `next` on, and tells of them. Its next one then. A tile
 // is asked for when the one before it is there: more under way would not come sooner, and hold up all else.
-__device__ int read_row(SampleTile tile, const TileRing& ring, const TileSpan& span, int next) {
-    const auto end = min(span.end, static_cast<int32_t>(tile.row + 1) * span.of_row);
+template <bool Gathers>
+__device__ int read_row(SampleTile tile, const TileRing& ring, const TileSpan& span, int next,
+                        const SampleGather& gather) {
+    const int32_t end = min(span.end, (tile.row + 1) * span.of_row);
     auto* words = static_cast<SampleTileWords*>(tile.args.exchange);
     const bool padding = tile.slot_id < 0;
-    const SampleReading reading(tile.args, tile.slot);
+    const SampleKind kind(tile.args, tile.slot);
+    const int32_t row_begin = tile.row * span.of_row;
     const auto go_to = [&](int i) {
         tile.x = ring.memory(i);
-        tile.first = ring.tile(i) % span.of_row * kSampleTile + tile.lane % kSampleGroups * kSampleGroup;
+        tile.first = (ring.tile(i) - row_begin) * kSampleTile + tile.lane % kSampleGroups * kSampleGroup;
     };
     const bool penalties = !padding && tile.slot.has_penalties();
     go_to(next);
@@ -175,7 +103,9 @@ __device__ int read_row(SampleTile tile, const TileRing& ring, const TileSpan& s
             go_to(next);
         }
         if (!padding) {
-            tell_tile(tile, reading, seen, words[ring.tile(next)]);
+            const int number = ring.tile(next) - row_begin;
+            tell_tile<Gathers>(tile, kind, seen, words[ring.tile(next)],
+                               [&](uint4 value) { gather.tell(number, value); });
         }
         go_to(next + 1);
         seen = seen_next;
@@ -186,16 +116,11 @@ __device__ int read_row(SampleTile tile, const TileRing& ring, const TileSpan& s
     return next;
 }
 
-// The token of a row of which the tiles' best tokens tell all, by one warp. told: memory for a word of each.
-__device__ Choice choose_by_tiles(const SampleTile& tile, const SampleKind& kind, SampleTileWords* words,
-                                  int tiles, uint4* told) {
-    // What does not need the words comes before the wait for them.
-    const RowWeights weigh = kind.greedy ? RowWeights() : RowWeights(tile.slot);
-    const uint64_t fraction = kind.greedy ? 0 : draw_fractions(tile.slot).whole;
-    Choice choice{forced_token(tile.args, tile.slot, tile.slot_id)};
+// What the tiles of a row tell, as it comes, by one warp. The lane's largest key.
+__device__ uint32_t take_told(SampleTileWords* words, int tiles, uint4* told) {
     uint32_t key = kSampleEmptyKey;
     constexpr int kAtOnce = 4;
-    for (int i0 = tile.lane; i0 < tiles; i0 += kAtOnce * kWarp) {
+    for (int i0 = static_cast<int>(threadIdx.x) % kWarp; i0 < tiles; i0 += kAtOnce * kWarp) {
         uint4 four[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
@@ -209,6 +134,19 @@ __device__ Choice choose_by_tiles(const SampleTile& tile, const SampleKind& kind
             }
         }
     }
+    return key;
+}
+
+// The token of a row of which the tiles' best tokens tell all, by one warp. told: of all tiles, once wait()
+// has returned the lane's largest key.
+template <typename Wait>
+__device__ Choice choose_by_tiles(const SampleTile& tile, const SampleKind& kind, int tiles,
+                                  const uint4* told, Wait wait) {
+    // What does not need the words comes before the wait for them.
+    const RowWeights weigh = kind.greedy ? RowWeights() : tile.slot.weigh;
+    const uint64_t fraction = kind.greedy ? 0 : tile.slot.fractions.whole;
+    Choice choice{forced_token(tile.args, tile.slot, tile.slot_id)};
+    uint32_t key = wait();
     key = __reduce_max_sync(kFullWarp, key);
     __syncwarp();
     if (key >= kSampleInfinityKey) {
@@ -255,8 +193,7 @@ __device__ Choice choose_by_tiles(const SampleTile& tile, const SampleKind& kind
 __device__ Choice choose_cut(SampleBlock& block, const SampleKind& kind) {
     const SampleSlot& slot = block.slot();
     const SampleGroupKeys keys(block, false);
-    SampleDraw draw{RowWeights(slot), from_ordered_bits(keys.largest)};
-    draw.fraction = draw_fractions(slot).whole;
+    SampleDraw draw{block.tile.slot.weigh, from_ordered_bits(keys.largest)};
     draw.top_k = kind.top_k;
     if (kind.by_tiles) {
         uint64_t mass = 0;
@@ -294,19 +231,23 @@ __device__ Choice choose_cut(SampleBlock& block, const SampleKind& kind) {
     return {token};
 }
 
-// Finishes a row whose tiles' best tokens do not tell all. For the whole block.
-__device__ void finish_by_block(SampleBlock& block, const SampleKind& kind) {
+// Finishes a row, by the whole block. Where nothing cuts, its last warp chooses, and the others need not wait
+// for it unless `wait`. choose(): the token of a row that nothing cuts.
+template <typename Choose>
+__device__ void finish_by_block(SampleBlock& block, const SampleKind& kind, bool wait, Choose choose) {
     const double log_sum = block.slot().logprobs != 0 ? report_top(block) : 0;
     Choice choice;
     if (kind.cut) {
         choice = choose_cut(block, kind);
-    } else if (block.warp() == 0) {
-        choice = choose_by_tiles(block.tile, kind, block.words, block.tiles, block.shared.told);
+    } else if (block.warp() == kSampleWarps - 1) {
+        choice = choose();
     }
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == kSampleThreads - 1) {
         finish_row(block.tile, choice, log_sum);
     }
-    __syncthreads();  // its memory is used again
+    if (wait) {
+        __syncthreads();  // its memory is used again
+    }
 }
 
 // Finishes a row of which this block has the last tile; other blocks may still have to tell of theirs. The
@@ -318,13 +259,18 @@ __device__ void finish(SampleShared& shared, const SampleTile& tile, const TileS
     if (kind.cut || tile.slot.logprobs != 0 || span.of_row > kToldMax) {
         __syncthreads();  // all warps have told of their tiles
         SampleBlock block{tile.args, shared, words, span.of_row, tile};
-        finish_by_block(block, kind);
+        finish_by_block(block, kind, true, [&] {
+            uint4* told = shared.told;
+            return choose_by_tiles(tile, kind, span.of_row, told,
+                                   [&] { return take_told(words, span.of_row, told); });
+        });
         return;
     }
-    const auto last = static_cast<int32_t>((tile.row + 1) * span.of_row) - 1;
+    const int32_t last = (tile.row + 1) * span.of_row - 1;
     if ((last - span.begin) % kSampleWarps == static_cast<int32_t>(threadIdx.x) / kWarp) {
         auto* told = reinterpret_cast<uint4*>(tile.x);
-        const Choice choice = choose_by_tiles(tile, kind, words, span.of_row, told);
+        const Choice choice = choose_by_tiles(tile, kind, span.of_row, told,
+                                              [&] { return take_told(words, span.of_row, told); });
         if (tile.lane == 0) {
             finish_row(tile, choice, 0);
         }
@@ -332,26 +278,46 @@ __device__ void finish(SampleShared& shared, const SampleTile& tile, const TileS
     }
 }
 
+// The same for a row that was gathered.
+__device__ void finish_gathered(SampleBlock& block, const SampleGather& gather) {
+    const SampleKind kind(block.args, block.slot());
+    const bool whole = kind.cut || block.slot().logprobs != 0;
+    if (whole) {
+        gather.wait();
+    }
+    finish_by_block(block, kind, whole, [&] {
+        const uint4* told = gather.told();
+        return choose_by_tiles(block.tile, kind, block.tiles, told, [&] {
+            gather.wait();
+            uint32_t key = kSampleEmptyKey;
+            for (int i = block.tile.lane; i < block.tiles; i += kWarp) {
+                key = max(key, told[i].x);
+            }
+            return key;
+        });
+    });
+}
+
+template <bool Gathers>
 __global__ void __launch_bounds__(kSampleThreads, 1) sample_kernel(const SampleCudaArgs args) {
     extern __shared__ __align__(128) unsigned char memory[];
     SampleShared& shared = *reinterpret_cast<SampleShared*>(memory + kRingBytes);
+    SampleGathered& gathered = *reinterpret_cast<SampleGathered*>(memory + kRingBytes + sizeof(SampleShared));
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     float* const own = reinterpret_cast<float*>(memory) + warp * (kSampleRing + 1) * kSampleTile;
-    const TileSpan span(args);
+    const TileSpan span(args, Gathers);
+    const SampleGather gather(gathered);
     const TileRing ring(args, span, own, shared.barriers[warp]);
     const int32_t first_row = span.first_row();
+    if (Gathers) {
+        gather.begin();
+        cluster_arrive();
+    }
     let_next_kernel_start();
     wait_for_previous_kernel();
-    // As much as comes while the slots come.
-    if (warp < kSampleWarps / 2) {
-        ring.begin(0);
-    }
-    load_slots(args, shared, span);
+    begin_block(args, shared, span, ring);
     __syncthreads();
-    if (warp >= kSampleWarps / 2) {
-        ring.begin(0);
-    }
 
     const auto tile_of = [&](int32_t row) {
         const int local = row - first_row;
@@ -360,16 +326,30 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_kernel(const SampleC
         tile.lane = lane;
         return tile;
     };
-    const int32_t rows = (span.end - 1) / span.of_row - first_row + 1;
     int next = 0;  // of this warp's tiles
-    for (int32_t n = 0; n <= rows; ++n) {
-        // Other blocks may have tiles of the first row: it is finished when all others have been read.
-        const SampleTile tile = tile_of(first_row + (n < rows ? n : 0));
-        if (n < rows) {
-            next = read_row(tile, ring, span, next);
+    if constexpr (Gathers) {
+        cluster_wait();
+        const SampleTile tile = tile_of(first_row);
+        read_row<true>(tile, ring, span, next, gather);
+        gather.end();
+        if (cluster_rank() == 0 && tile.slot_id >= 0) {
+            auto* words = static_cast<SampleTileWords*>(args.exchange) + tile.row * span.of_row;
+            SampleBlock block{args, shared, words, span.of_row, tile};
+            finish_gathered(block, gather);
+        } else if (cluster_rank() == 0) {
+            gather.wait();  // the other block still arrives here
         }
-        if (n > 0 && (tile.row + 1) * span.of_row <= span.end && tile.slot_id >= 0) {
-            finish(shared, tile, span);
+    } else {
+        const int32_t rows = (span.end - 1) / span.of_row - first_row + 1;
+        for (int32_t n = 0; n <= rows; ++n) {
+            // Other blocks may have tiles of the first row: it is finished when all others have been read.
+            const SampleTile tile = tile_of(first_row + (n < rows ? n : 0));
+            if (n < rows) {
+                next = read_row<false>(tile, ring, span, next, gather);
+            }
+            if (n > 0 && (tile.row + 1) * span.of_row <= span.end && tile.slot_id >= 0) {
+                finish(shared, tile, span);
+            }
         }
     }
 }
@@ -388,6 +368,19 @@ __global__ void sample_history_kernel(SampleHistoryArgs args) {
     }
 }
 
+// Of how many blocks a cluster gathers each row. 0: where that leaves too many multiprocessors without work.
+int64_t gather_blocks(const SampleCudaArgs& args) {
+    const int64_t tiles = tiles_of(args.vocab);
+    for (const int64_t team : {2, 1}) {
+        const int64_t blocks = args.rows * team;
+        if (tiles / team >= kSampleWarps && tiles <= kGatherTiles && blocks <= args.sm_count &&
+            10 * blocks >= 8 * args.sm_count) {
+            return team;
+        }
+    }
+    return 0;
+}
+
 }  // namespace
 
 int64_t sample_cuda_exchange_bytes(int64_t vocab, int64_t rows) {
@@ -401,8 +394,9 @@ Status sample_cuda_prepare(int64_t vocab) {
                                 " tokens; the CUDA sampler takes " + std::to_string(kSampleCudaVocabMax) +
                                 " at most");
     }
-    cuda_check(
-        cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    for (const auto kernel : {sample_kernel<false>, sample_kernel<true>}) {
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+    }
     sample_few_prepare();
     return Status();
 }
@@ -411,6 +405,15 @@ void sample_cuda(cudaStream_t stream, const SampleCudaArgs& args) {
     check(args.vocab > 0 && args.vocab <= kSampleCudaVocabMax && args.rows <= kSampleCudaRowsMax,
           "sample: at most kSampleCudaRowsMax rows of kSampleCudaVocabMax logits");
     if (args.rows == 0 || sample_few(stream, args)) {
+        return;
+    }
+    if (const int64_t team = gather_blocks(args); team > 0) {
+        cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(args.rows * team)),
+                                     .threads = kSampleThreads,
+                                     .shared_bytes = kSharedBytes,
+                                     .stream = stream,
+                                     .cluster = static_cast<int>(team)},
+                                    sample_kernel<true>, args));
         return;
     }
     // A block waits for those before it, which run already: blocks begin in their order. More blocks than
@@ -422,7 +425,7 @@ void sample_cuda(cudaStream_t stream, const SampleCudaArgs& args) {
                                  .threads = kSampleThreads,
                                  .shared_bytes = kSharedBytes,
                                  .stream = stream},
-                                sample_kernel, args));
+                                sample_kernel<false>, args));
 }
 
 void sample_history_cuda(cudaStream_t stream, const SampleHistoryArgs& args) {

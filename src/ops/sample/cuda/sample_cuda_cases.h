@@ -241,6 +241,14 @@ inline std::vector<CudaOpCase> sample_few_cases() {
     return cases;
 }
 
+inline void add_mixed_cases(std::vector<CudaOpCase>& cases, int64_t vocab, int64_t rows,
+                            std::initializer_list<float> spreads) {
+    for (const float spread : spreads) {
+        const std::string name = "spread=" + std::to_string(static_cast<int>(spread * 10));
+        cases.push_back(sample_cuda_case({name, vocab, rows, spread, edit_everything}, false));
+    }
+}
+
 inline std::vector<CudaOpCase> sample_cuda_cases() {
     const auto greedy = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0; };
     const auto plain = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0.9f; };
@@ -293,17 +301,18 @@ inline std::vector<CudaOpCase> sample_cuda_cases() {
         cases.push_back(sample_cuda_case({"top_k=1000", 120832, 8, spread, wide}, spread > 1));
         cases.push_back(sample_cuda_case({"top_p=0.999", 120832, 8, spread, tail}, spread > 1));
     }
+    for (const auto& [vocab, rows] : {std::pair<int64_t, int64_t>{17000, 130}, {33000, 60}}) {
+        cases.push_back(sample_cuda_case({"top_k up to 256", vocab, rows, 12, some}, false));
+        cases.push_back(sample_cuda_case({"the best are neighbours", vocab, rows, 12, crowded}, false));
+        add_mixed_cases(cases, vocab, rows, {0.5f, 5.0f, 40.0f});
+    }
     for (const int64_t vocab : {2048, 40000, 120832}) {
         cases.push_back(sample_cuda_case({"top_k up to 256", vocab, 30, 12, some}, false));
         cases.push_back(sample_cuda_case({"the best are neighbours", vocab, 30, 12, crowded}, false));
         cases.push_back(sample_cuda_case({"penalties top_k=50 top_p=0.9", vocab, 30, 1, whole}, false));
     }
     for (const int64_t vocab : {1, 5, 31, 64, 1000, 4096, 262144, 400000}) {
-        for (const float spread : {0.0f, 0.5f, 5.0f, 40.0f}) {
-            const std::string name = "spread=" + std::to_string(static_cast<int>(spread * 10));
-            const int64_t rows = vocab > 5000 ? 10 : 100;
-            cases.push_back(sample_cuda_case({name, vocab, rows, spread, edit_everything}, false));
-        }
+        add_mixed_cases(cases, vocab, vocab > 5000 ? 10 : 100, {0.0f, 0.5f, 5.0f, 40.0f});
     }
     cases.push_back(sample_cuda_case({"many rows", 1500, 4000, 5, edit_everything}, false));
     cases.push_back(sample_cuda_case({"everything", 120832, 48, 5, edit_everything}, true));

@@ -183,6 +183,20 @@ TEST_F(SampleCuda, TheExchangeIsClearAfterwards) {
     }
 }
 
+// Rows that a block has to itself, or a cluster of two; every kind of row.
+TEST_F(SampleCuda, WholeRowsFollowTheReference) {
+    for (const auto& [vocab, rows] :
+         {std::pair<int64_t, int64_t>{17000, 110}, {16384, 132}, {33000, 54}, {118000, 60}}) {
+        const auto host = std::make_shared<SampleCase>(vocab, rows, 5.0f, edit_everything);
+        const_cast<float*>(host->rows()[3].logits)[vocab - 1] = std::numeric_limits<float>::quiet_NaN();
+        SampleCudaCase data({budget_}, host);
+        for (int n = 0; n < 2; ++n) {
+            EXPECT_EQ(data.check(stream_.get()).mismatches, 0) << vocab << " x " << rows;
+            EXPECT_TRUE(data.exchange_is_clear());
+        }
+    }
+}
+
 TEST_F(SampleCuda, PaddingRowsAreLeftAlone) {
     auto data = make(2, plain);
     const DeviceArray<int32_t> row_slots(budget_, std::vector<int32_t>{-1, 0}, 1);

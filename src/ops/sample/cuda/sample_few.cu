@@ -143,6 +143,7 @@ __device__ uint32_t bound_of_groups(const FewBlock& block, const FewGroups& grou
 }
 
 struct FewDraw : SampleDraw {
+    uint64_t fraction = 0;
     uint32_t bound = 0;  // key that the listed tokens reach
 };
 
@@ -657,6 +658,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
     if (!kind.greedy && (kind.by_tiles || finishes)) {
         if (threadIdx.x == kSampleThreads - kWarp) {
             few.fractions = draw_fractions(slot);
+            shared.slots[0].fractions = few.fractions;  // for what choose_more() calls
         } else if (threadIdx.x == kSampleThreads - 2 * kWarp) {
             few.weigh = RowWeights(slot);
         }

@@ -123,6 +123,12 @@ __device__ inline SampleFractions draw_fractions(const SampleSlot& slot) {
     return {uint64_t{c1} << 32 | c0, uint64_t{c3} << 32 | c2};
 }
 
+// A row's slot, and where it is not greedy what its draws are made with.
+struct SampleRowSlot : SampleSlot {
+    RowWeights weigh;
+    SampleFractions fractions;
+};
+
 // What a row asks for.
 struct SampleKind {
     int32_t top_k = 0;      // 0: cuts nothing

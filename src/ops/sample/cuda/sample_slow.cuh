@@ -18,7 +18,8 @@ __device__ inline void bring_tile(SampleTile& tile, int number, bool edited) {
     const SampleSeen seen = edited ? load_seen(tile) : SampleSeen();
     load_groups(tile, kSampleGroups);
     if (edited) {
-        edit_tile(tile, seen);
+        uint32_t unused = 0;
+        edit_tile(tile, seen, unused);
     }
 }
 
@@ -242,7 +243,7 @@ __device__ inline int32_t draw_by_cut(SampleBlock& block, const SampleDraw& draw
         shared.tile_mass[t] = mass;
     }
     const uint64_t total = block.reduce(mass, Sum{});
-    const uint64_t point = __umul64hi(draw.fraction, total);
+    const uint64_t point = __umul64hi(block.slot().fractions.whole, total);
     uint64_t before = 0;
     for (int i = 0; i < t && t < block.tiles; ++i) {
         before += shared.tile_mass[i];

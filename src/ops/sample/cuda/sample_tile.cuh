@@ -88,7 +88,7 @@ struct SampleLane {
     template <typename T, typename F>
     __device__ __forceinline__ T sum(F of) const {
         T all = 0;
-#pragma unroll 4
+#pragma unroll 2
         for (int j = 0; j < 8; ++j) {
             const float4 v = at(j);
             all += of(v.x) + of(v.y) + of(v.z) + of(v.w);
@@ -114,8 +114,8 @@ __device__ __forceinline__ int first_lane(bool here) {
 // A tile and the row it belongs to.
 struct SampleTile {
     const SampleCudaArgs& args;
-    const SampleSlot& slot;
-    int64_t row = 0;
+    const SampleRowSlot& slot;
+    int32_t row = 0;
     int32_t slot_id = 0;
     float* x = nullptr;  // [kSampleTile] in shared memory; what is no token is -inf
     int32_t first = 0;   // lane l: the first id of group l % 8; a group that is not there begins at vocab
@@ -154,17 +154,25 @@ __device__ inline void prefetch_counts(const SampleTile& tile, const SampleSeen&
     }
 }
 
-// The penalties of the few tokens that have any. seen: of load_seen().
-__device__ inline void apply_penalties(const SampleTile& tile, const SampleSeen& seen) {
+// The penalties of the few tokens that have any. lane_key: the largest of the lane's before, and after. True
+// where that has to be looked for again. seen: of load_seen().
+__device__ inline bool apply_penalties(const SampleTile& tile, const SampleSeen& seen, uint32_t& lane_key) {
     const int32_t* counts = counts_of(tile);
     float* x = tile.x + kWarp * tile.lane;
+    const uint32_t before = lane_key;
+    bool lost = false;
     for (uint32_t left = seen.prompt | seen.output; left != 0; left &= left - 1) {
         const int bit = __ffs(static_cast<int>(left)) - 1;
         const int32_t count =
             (seen.often >> bit & 1) != 0 ? counts[bit] : static_cast<int32_t>(seen.output >> bit & 1);
-        x[bit] = penalised(x[bit], (seen.prompt >> bit & 1) != 0, count, tile.slot);
+        const float old = x[bit];
+        const float now = penalised(old, (seen.prompt >> bit & 1) != 0, count, tile.slot);
+        x[bit] = now;
+        lost = lost || ordered_bits(old) == before;
+        lane_key = max(lane_key, ordered_bits(now));
     }
     __syncwarp();
+    return lost;
 }
 
 // Tokens that the mask does not allow.
@@ -205,52 +213,37 @@ __device__ inline void apply_named_edits(const SampleTile& tile) {
     __syncwarp();
 }
 
-// Everything between the raw logits and the temperature, in place. The order is that of sample.h. False where
-// nothing has changed.
-__device__ inline bool edit_tile(const SampleTile& tile, const SampleSeen& seen) {
-    bool changed = false;
+// Everything between the raw logits and the temperature, in place. The order is that of sample.h. lane_key:
+// the largest key of the lane's before, and after. True where that has to be looked for again.
+__device__ inline bool edit_tile(const SampleTile& tile, const SampleSeen& seen, uint32_t& lane_key) {
+    bool lost = false;
     __syncwarp();  // the other lanes have read what this one writes
     if (tile.args.allowed != nullptr) {
         apply_mask(tile);
-        changed = true;
+        lost = true;
     }
     if (tile.slot.bias_count > 0 || masks_stops(tile.slot)) {
         apply_named_edits(tile);
-        changed = true;
+        lost = true;
     }
     if (__any_sync(kFullWarp, (seen.prompt | seen.output) != 0)) {
-        apply_penalties(tile, seen);
-        changed = true;
+        const bool here = apply_penalties(tile, seen, lane_key);
+        lost = __any_sync(kFullWarp, here) != 0 || lost;
     }
-    return changed;
+    return lost;
 }
-
-// What a warp keeps of a row while it reads its tiles.
-struct SampleReading {
-    SampleKind kind;
-    RowWeights weigh;
-    uint64_t fraction = 0;  // of a tile's mass
-
-    __device__ SampleReading(const SampleCudaArgs& args, const SampleSlot& slot) : kind(args, slot) {
-        if (kind.by_tiles) {
-            weigh = RowWeights(slot);
-            fraction = draw_fractions(slot).tile;
-        }
-    }
-};
 
 // The token drawn from the tile by its tokens' weights; their sum too.
 struct TileDraw {
     uint32_t place = 0;
     uint64_t sum = 0;
 };
-__device__ __forceinline__ TileDraw draw_in_tile(const SampleTile& tile, const SampleLane& mine, float best,
-                                                 const SampleReading& reading) {
-    const RowWeights& weigh = reading.weigh;
+__device__ __forceinline__ TileDraw draw_in_tile(const SampleTile& tile, const SampleLane& mine, float best) {
+    const RowWeights weigh = tile.slot.weigh;
     const auto own = mine.sum<uint32_t>([&](float x) { return weigh(x, best); });  // at most 2^31
     const uint64_t scan = warp_scan(uint64_t{own}, tile.lane);
     const uint64_t sum = __shfl_sync(kFullWarp, scan, kWarp - 1);
-    const uint64_t point = __umul64hi(reading.fraction, sum);
+    const uint64_t point = __umul64hi(tile.slot.fractions.tile, sum);
     const int owner = first_lane(scan > point);
     const auto rest = __shfl_sync(kFullWarp, static_cast<uint32_t>(point - (scan - own)), owner);
     const uint32_t in_lane = warp_scan(weigh(tile.x[kWarp * owner + tile.lane], best), tile.lane);
@@ -283,18 +276,21 @@ __device__ inline void tell_raw(const SampleTile& tile, SampleTileWords& words, 
     put_groups(words.raw_groups, lane_key, tile.lane);
 }
 
-// All that the row needs of a tile that has been brought.
-__device__ inline void tell_tile(const SampleTile& tile, const SampleReading& reading, const SampleSeen& seen,
-                                 SampleTileWords& words) {
-    const SampleKind& kind = reading.kind;
+// All that the row needs of a tile that has been brought. tell(best): where the tile's best token tells all
+// that the row needs, and the row is gathered.
+template <bool Gathers, typename Tell>
+__device__ inline void tell_tile(const SampleTile& tile, const SampleKind& kind, const SampleSeen& seen,
+                                 SampleTileWords& words, Tell tell) {
     const SampleLane mine(tile.x, tile.lane);
     uint32_t lane_key = mine.key();
     uint32_t key = __reduce_max_sync(kFullWarp, lane_key);
     if (tile.slot.logprobs != 0) {
         tell_raw(tile, words, lane_key, key);
     }
-    if (kind.edited && key < kSampleInfinityKey && edit_tile(tile, seen)) {
-        lane_key = mine.key();
+    if (kind.edited && key < kSampleInfinityKey) {
+        if (edit_tile(tile, seen, lane_key)) {
+            lane_key = mine.key();
+        }
         key = __reduce_max_sync(kFullWarp, lane_key);
     }
     if (kind.cut) {
@@ -303,14 +299,19 @@ __device__ inline void tell_tile(const SampleTile& tile, const SampleReading& re
     const float best = from_ordered_bits(key);
     TileDraw draw;
     if (kind.by_tiles && key > kSampleEmptyKey && key < kSampleInfinityKey) {
-        draw = draw_in_tile(tile, mine, best, reading);
+        draw = draw_in_tile(tile, mine, best);
     } else if (kind.greedy) {
         const int owner = first_lane(lane_key == key);
         draw.place =
             static_cast<uint32_t>(kWarp * owner + first_lane(tile.x[kWarp * owner + tile.lane] == best));
     }
     if (tile.lane == 0 && (kind.greedy || kind.by_tiles)) {
-        put_words(words.best, key, draw.place, draw.sum);
+        if (Gathers && !kind.cut) {
+            tell(make_uint4(key, draw.place, static_cast<uint32_t>(draw.sum),
+                            static_cast<uint32_t>(draw.sum >> 32)));
+        } else {
+            put_words(words.best, key, draw.place, draw.sum);
+        }
     }
 }
 
