@@ -339,6 +339,9 @@ __global__ void __launch_bounds__(kSampleThreads, 1) sample_kernel(const SampleC
         } else if (cluster_rank() == 0) {
             gather.wait();  // the other block still arrives here
         }
+        if constexpr (kAllArrive) {
+            cluster_sync();  // racecheck does not count that the first block waits for the other's words
+        }
     } else {
         const int32_t rows = (span.end - 1) / span.of_row - first_row + 1;
         for (int32_t n = 0; n <= rows; ++n) {

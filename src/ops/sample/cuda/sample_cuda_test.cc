@@ -197,6 +197,37 @@ TEST_F(SampleCuda, WholeRowsFollowTheReference) {
     }
 }
 
+// Few rows, rows that a block has to itself or shares, and a cluster of two: near-certain tokens, whose
+// log-probability is all that the order of a sum could change.
+TEST_F(SampleCuda, LogProbabilitiesHaveTheSameBitsInAnyBatch) {
+    for (const int64_t vocab : {int64_t{4096}, int64_t{33000}}) {
+        host_ =
+            std::make_shared<SampleCase>(vocab, 132, 4.0f, [](SampleRowArgs& row, OpRandom&, SampleCase&) {
+                row.temperature = 0;
+                row.logprobs = true;
+                row.top = 5;
+            });
+        for (const SampleRowArgs& row : host_->rows()) {
+            const_cast<float*>(row.logits)[vocab / 3] = 25;
+        }
+        SampleCudaCase data({budget_}, host_);
+        const std::vector<SampleRowResult> all = step(data);
+        for (const int64_t rows : {1, 3, 8, 16, 17, 40, 54, 64, 110}) {
+            SampleCudaArgs args = data.args(0);
+            args.rows = rows;
+            sample_cuda(stream_.get(), args);
+            const std::vector<SampleRowResult> got = data.results();
+            for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+                EXPECT_EQ(got[r].logprob, all[r].logprob) << vocab << " x " << rows << ", row " << r;
+                for (size_t t = 0; t < 5; ++t) {
+                    EXPECT_EQ(got[r].top[t].logprob, all[r].top[t].logprob)
+                        << vocab << " x " << rows << ", row " << r;
+                }
+            }
+        }
+    }
+}
+
 TEST_F(SampleCuda, PaddingRowsAreLeftAlone) {
     auto data = make(2, plain);
     const DeviceArray<int32_t> row_slots(budget_, std::vector<int32_t>{-1, 0}, 1);

@@ -32,7 +32,7 @@ struct FewShared {
     uint32_t group_keys[kFewTiles * kSampleGroups];
     uint32_t lane_sums[kFewTiles * kSampleGroups][kWarp];
     uint64_t group_sums[kFewTiles * kSampleGroups];
-    double group_exps[kFewTiles * kSampleGroups];
+    uint64_t group_exps[kFewTiles * kSampleGroups];
     alignas(16) uint32_t
         group_places[kFewTiles * kSampleGroups];  // the keys, with the group in the lowest bits
     uint32_t listed;
@@ -363,11 +363,11 @@ __device__ inline void tell_raw(const FewPlace& place, const FewLane<Rounds>& mi
             const uint32_t* keys = few.group_keys + place.group(r) / kSampleGroups * kSampleGroups;
             const float best =
                 from_ordered_bits(__reduce_max_sync(kFullWarp, keys[place.lane % kSampleGroups]));
-            double sum = 0;
+            uint64_t sum = 0;
             if (best > minus_infinity()) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    sum += static_cast<double>(exp2f((mine.x[r][i] - best) * SampleWeightConstants::kLog2E));
+                    sum += exp_below(mine.x[r][i], best);
                 }
             }
             sum = warp_reduce(sum, Sum{});
@@ -380,12 +380,12 @@ __device__ inline void tell_raw(const FewPlace& place, const FewLane<Rounds>& mi
     const auto t = static_cast<int>(threadIdx.x);
     if (t < place.groups / kSampleGroups) {
         uint32_t key = 0;
-        double sum = 0;
+        uint64_t sum = 0;
         for (int g = t * kSampleGroups; g < (t + 1) * kSampleGroups; ++g) {
             key = max(key, few.group_keys[g]);
             sum += few.group_exps[g];
         }
-        put_words(words[t].raw, key, 0, static_cast<uint64_t>(__double_as_longlong(sum)));
+        put_words(words[t].raw, key, 0, exp_sum_word(sum));
     }
     __syncthreads();
 }

@@ -129,6 +129,16 @@ struct SampleRowSlot : SampleSlot {
     SampleFractions fractions;
 };
 
+// exp(x - best) for log-probabilities, in units of 2^-52: a sum of whole numbers has the same bits in any
+// order, and so a row in any batch. best: at least x; up to 1,024 of them fit one sum.
+__device__ __forceinline__ uint64_t exp_below(float x, float best) {
+    return __float2ull_rn(exp2f((x - best) * SampleWeightConstants::kLog2E) * 0x1p52f);
+}
+// As SampleTileWords::raw has it.
+__device__ __forceinline__ uint64_t exp_sum_word(uint64_t sum) {
+    return static_cast<uint64_t>(__double_as_longlong(static_cast<double>(sum) * 0x1p-52));
+}
+
 // What a row asks for.
 struct SampleKind {
     int32_t top_k = 0;      // 0: cuts nothing

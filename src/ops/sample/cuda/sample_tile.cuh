@@ -264,14 +264,13 @@ __device__ inline void tell_raw(const SampleTile& tile, SampleTileWords& words, 
                                 uint32_t key) {
     const SampleLane mine(tile.x, tile.lane);
     const float best = from_ordered_bits(key);
-    double sum = 0;
+    uint64_t sum = 0;
     if (best > minus_infinity()) {
-        constexpr float kLog2E = SampleWeightConstants::kLog2E;
-        sum = mine.sum<double>([&](float x) { return static_cast<double>(exp2f((x - best) * kLog2E)); });
+        sum = mine.sum<uint64_t>([best](float x) { return exp_below(x, best); });
     }
     sum = warp_reduce(sum, Sum{});
     if (tile.lane == 0) {
-        put_words(words.raw, key, 0, static_cast<uint64_t>(__double_as_longlong(sum)));
+        put_words(words.raw, key, 0, exp_sum_word(sum));
     }
     put_groups(words.raw_groups, lane_key, tile.lane);
 }
