@@ -339,7 +339,7 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
             const int row = tile.phase == 0 && tile.shared != 0 ? tile.row - args.shared_row : tile.row;
             if (tile.phase == 1 && tile.item != known && thread < boxes) {
                 const int tiles = (side.width + Shape::kOutputs - 1) / Shape::kOutputs;
-                const int target = Shape::kReadyTiles == 0 ? 1 : Shape::kReadyTiles * tiles;
+                const int target = Shape::kReadyTiles * tiles;
                 while (load_acquire(args.ready + tile.item) < target) {
                     __nanosleep(64);
                 }

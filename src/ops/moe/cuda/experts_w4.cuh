@@ -34,7 +34,6 @@ struct ExpertsW4Shape {
     static constexpr int kStages = Stages;
     static constexpr int kWeightRows = 128 * Blocks;
     static constexpr int kOutputs = kWeightRows / 2;
-    static constexpr int kReadyTiles = 0;  // one tells of the whole item
     static constexpr int kConsumerArrivals = 8 * kWarpArrivals;
     static constexpr int kRowsOffset = 0;
     static constexpr int kWeightsOffset = TileMax * kSwizzleRowBytes;
@@ -520,10 +519,7 @@ __device__ __forceinline__ void w4_consume_width(const ExpertsW4Args& args, cons
 template <typename Shape>
 __device__ __forceinline__ void w4_consume(const ExpertsW4Args& args, const ExpertsMemory<Shape>& memory,
                                            int consumer) {
-    ExpertsConsumer<Shape> me{.memory = memory.address,
-                              .ring = memory.stages(),
-                              .index = consumer,
-                              .leader = threadIdx.x % 128 == 0};
+    ExpertsConsumer<Shape> me{.memory = memory.address, .ring = memory.stages(), .index = consumer};
     const uint32_t scales = memory.address + Shape::kEnds + consumer * Shape::kEndBytes;
     const W4End end{.scales = scales, .results = scales + Shape::kResults, .barrier = 1 + consumer};
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/moe/cuda/few_experts.h"

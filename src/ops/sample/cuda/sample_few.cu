@@ -2,7 +2,6 @@
 // tell of the best tokens of each group of 128; the row's last block finishes it from these. See README.md.
 #include <algorithm>
 
-#include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/sample/cuda/sample_few.cuh"

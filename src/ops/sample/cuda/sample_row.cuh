@@ -77,12 +77,6 @@ class RowWeights {
         return least - 1e-6f * (fabsf(least) + fabsf(best));
     }
 
-    // Which of `count` ranges of equal width a token falls into that has a weight: 0 is the best's.
-    __device__ __forceinline__ uint32_t bucket(float x, float best, uint32_t count) const {
-        const float scale = rate_ * (static_cast<float>(count) / -C::kLowest);
-        return min(static_cast<uint32_t>(__fmul_rn(__fsub_rn(best, x), scale)), count - 1);
-    }
-
   private:
     __device__ __forceinline__ static float power(float r) {
         constexpr float k0 = C::kPoly[0], k1 = C::kPoly[1], k2 = C::kPoly[2];
