@@ -47,7 +47,8 @@ __device__ __forceinline__ uint32_t half2_exp2(uint32_t a) {
         : "r"(a));
     return c;
 }
-// 2^x for x < 16, by multiply-adds in place of that unit: relative error 2^-8; no less than 2^-12.
+// 2^x for x < 15.5, by multiply-adds in place of that unit: relative error 2^-8; no less than 2^-12, also for
+// NaN.
 __device__ __forceinline__ uint32_t half2_exp2_by_adding(uint32_t x) {
     constexpr uint32_t kLeast = 0xCA00CA00;    // -12
     constexpr uint32_t kInteger = 0x660F660F;  // 1551 + n: its low bits are n + 15, the exponent of 2^n

@@ -15,7 +15,7 @@ int64_t few_exchange_bytes();
 struct FewExpertsInputs {
     const void* x = nullptr;         // [tokens, hidden] in the weights' format, as the routed experts read it
     const void* shared_x = nullptr;  // the same for the shared expert
-    std::byte* exchange = nullptr;   // few_exchange_bytes()
+    std::byte* exchange = nullptr;   // few_exchange_bytes(), 16-byte aligned
     bool add = true;                 // to y
 };
 

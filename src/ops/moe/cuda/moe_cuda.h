@@ -65,8 +65,8 @@ struct MoeCudaWeights {
     MoeCudaMaps shared;
 };
 
-// REQUIRES: hidden, width and shared_width multiples of 16; kInt4: hidden of 128, width of 64 and at most
-// 4096
+// REQUIRES: hidden, width and shared_width multiples of 16; at most 1,024 experts. kInt4: at least one
+// expert, hidden a multiple of 128 and at most 8,192, width a multiple of 64 and at most 2,048.
 MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors);
 
 struct MoeCudaArgs {

@@ -434,8 +434,8 @@ template <typename T>
 constexpr Variant variant(int64_t tokens_max) {
     return {tokens_max, tokens_max / T::kTokens * T::kBlocks, launch<T>};
 }
-// The first that serves so many tokens; of one and of two products. The last have sums whose order is their
-// own.
+// The first that serves so many tokens; of one and of two products. The last ones, in halves of the width,
+// add in an order of their own.
 constexpr int64_t kDeterministicMax = 2048;
 constexpr Variant kVariants[2][4] = {
     {variant<Tile<1, 1, 96, 8, false>>(512), variant<Tile<1, 1, 192, 8, false>>(1024),

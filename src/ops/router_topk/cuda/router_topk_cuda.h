@@ -22,14 +22,14 @@ struct RouterLogitsCudaArgs {
     int64_t tokens = 0;
     int64_t experts = 0;
     int64_t width = 0;        // a multiple of 8
-    float* logits = nullptr;  // [tokens, experts]
+    float* logits = nullptr;  // [tokens, experts], 8-byte aligned
     int64_t logits_stride = 0;
     // router_cuda_workspace_bytes(), used by one stream at a time. All its bytes are 0xFF before the first
-    // use, and again after each. Null: few tokens go the way of many.
+    // use, and again after each. Null: any number of tokens goes the way of many, with two kernels.
     std::byte* workspace = nullptr;
     // A token's bits do not depend on how many tokens there are.
     bool deterministic = false;
-    int sm_count = 0;
+    int sm_count = 0;  // of the device
 };
 void router_logits_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& args);
 

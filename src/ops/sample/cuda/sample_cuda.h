@@ -51,11 +51,13 @@ struct SampleSlot {
 // Device arrays, by slot.
 struct SampleSlots {
     SampleSlot* slot = nullptr;  // [slots]
+    // These four count where a slot has penalties, and may all be null where none has. Of other slots the
+    // first two are read, too, whatever they hold.
     uint64_t* prompt_seen =
         nullptr;  // [slots][ceil(vocab / 64)] bit i % 64 of word i / 64: id i is in the prompt
     uint64_t* output_seen = nullptr;     // the same for the tokens made: where output_counts is not 0
     uint64_t* output_often = nullptr;    // the same for the tokens made more than once
-    int32_t* output_counts = nullptr;    // [slots][vocab]; these four are read where a slot has penalties
+    int32_t* output_counts = nullptr;    // [slots][vocab]
     const int32_t* bias_ids = nullptr;   // [slots][kSampleBiasMax]
     const float* bias_values = nullptr;  // [slots][kSampleBiasMax]
     const int32_t* forced = nullptr;     // [slots][kSampleForcedMax]
@@ -67,8 +69,8 @@ struct SampleCudaArgs {
     int64_t logits_stride = 0;
     int64_t vocab = 0;
     int64_t rows = 0;
-    // [rows], distinct; < 0: padding, passed over. Slots, or < 0, also while the kernel before still runs: a
-    // first look is taken then.
+    // [rows], distinct; < 0: padding, passed over. A first look is taken while the kernel before still runs:
+    // what lies there then may be old, but must be < 0 or a slot.
     const int32_t* row_slots = nullptr;
     const uint32_t* allowed =
         nullptr;  // [rows, ceil(vocab / 32)] bitmask of the ids that may be chosen; may be null
