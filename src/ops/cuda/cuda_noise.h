@@ -85,7 +85,8 @@ class DeviceScratch {
         poison();
     }
     std::byte* at(int set) const { return memory_.data() + set * stride_; }
-    // All bytes 0xFF: a NaN in every float format, -1 as an integer.
+    // All bytes 0xFF: a NaN in every float format, -1 as an integer, and what workspaces through which blocks
+    // meet must hold at first.
     void poison() { fill_blocking(memory_.data(), 0xFF, stride_ * sets_); }
     // Set 0. Waits for the device.
     template <typename T>
