@@ -14,6 +14,11 @@ void launch_shape(cudaStream_t stream, const ExpertsW4Args& args, int multiproce
                   const ExpertsLook& look = {}) {
     cuda_check(cudaFuncSetAttribute(experts_w4_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     Shape::kBytes));
+    if (Shape::kResident > 1) {  // all blocks must run at once: each begins with the tile of its own number
+        cuda_check(cudaFuncSetAttribute(experts_w4_kernel<Shape>,
+                                        cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
+    }
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(Shape::kResident * multiprocessors)),
                                  .threads = kExpertsThreads,
                                  .shared_bytes = Shape::kBytes,

@@ -69,6 +69,9 @@ void launch(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs
     const auto kernel = few_experts_kernel<Fp8>;
     const auto bytes = static_cast<int>(parts_bytes(args));
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    // All blocks must run at once, also where the kernel before has left a multiprocessor less shared memory.
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared));
     int resident = 0;
     cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * kFewWarps,
                                                              static_cast<size_t>(bytes)));
@@ -90,6 +93,7 @@ bool few_experts_serves(const MoeCudaArgs& args) {
     const MoeCudaTensors& t = args.weights->tensors;
     return !args.batch_invariant && args.tokens <= kFewTokens && args.tokens * args.k <= kFewPairs &&
            args.tokens * (args.k + 1) * row_bytes(t) <= kFewActBytes && t.hidden <= kFewHiddenMax &&
+           std::max(t.width, t.shared_width) <= kFewUnitsMax * kFewGateOutputs &&
            parts_bytes(args) <= kSharedMax;
 }
 

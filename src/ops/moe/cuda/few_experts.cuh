@@ -55,6 +55,7 @@ inline constexpr int kFewChunk = 64;  // bytes of a row that four lanes load at 
 inline constexpr int kFewBatch = 4;   // chunks of a row that a lane loads at once
 inline constexpr int kFewWarps = 8;
 inline constexpr int kFewGateOutputs = 8;
+inline constexpr int kFewUnitsMax = 8192;  // of an expert
 inline constexpr int kFewDownOutputs = 16;
 inline constexpr int kFewSlice = kFewChunk * kFewBatch;  // bytes of a row, of one warp's unit of down
 inline constexpr int kFewHiddenMax = 16384;
@@ -120,7 +121,7 @@ class FewTask {
     __device__ __forceinline__ bool is_last() const { return (word_ & 1) != 0; }
     __device__ __forceinline__ int entry() const { return static_cast<int>(word_ >> 2 & 127); }
     // Unit of the expert, or slice.
-    __device__ __forceinline__ int at() const { return static_cast<int>(word_ >> 9 & 8191); }
+    __device__ __forceinline__ int at() const { return static_cast<int>(word_ >> 9 & (kFewUnitsMax - 1)); }
     // Number, or group.
     __device__ __forceinline__ int more() const { return static_cast<int>(word_ >> 22); }
 

@@ -463,7 +463,9 @@ bool router_middle_serves(const RouterLogitsCudaArgs& args) {
 
 void launch_router_middle(cudaStream_t stream, const RouterLogitsCudaArgs& product,
                           const RouterTopkCudaArgs& choice) {
-    find_variant(product)->launch(stream, product, choice);
+    const Variant* variant = find_variant(product);
+    check(variant != nullptr, "router: not a call of some hundred tokens");
+    variant->launch(stream, product, choice);
 }
 
 int64_t router_middle_workspace_bytes(int64_t experts, int64_t width) {
