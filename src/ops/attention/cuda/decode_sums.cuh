@@ -14,6 +14,7 @@
 #include "ops/attention/cuda/decode_layout.cuh"
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/mma.cuh"
+#include "ops/common/cuda/relaxed.cuh"
 
 namespace tessera::cuda {
 
@@ -23,32 +24,6 @@ inline constexpr int kMathWarps = kMathThreads / kWarp;
 
 inline constexpr int kSliceLanes = kHeadDim / kDecodeSlices / 4;  // threads that read one, four sums each
 inline constexpr int kSliceGroups = kMathThreads / kSliceLanes;   // slices read at a time
-
-// Seen by every block, in no order; each word is written, and read, as a whole.
-__device__ __forceinline__ void store_relaxed(float* to, const float4& v) {
-    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y),
-                 "f"(v.z), "f"(v.w)
-                 : "memory");
-}
-__device__ __forceinline__ void store_relaxed(float* to, const float2& v) {
-    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory");
-}
-__device__ __forceinline__ float4 load_relaxed_4(const float* from) {
-    float4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-__device__ __forceinline__ float2 load_relaxed_2(const float* from) {
-    float2 v;
-    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(v.x), "=f"(v.y)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
 
 // A slice: what a warp of the group holds of a row, as lane 4 g + t of it has it at place g.
 struct DecodeSlice {

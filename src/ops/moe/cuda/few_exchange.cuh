@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "ops/common/cuda/relaxed.cuh"
+
 namespace tessera::cuda {
 
 inline constexpr int kFewActBytes = 256 << 10;
@@ -34,17 +36,6 @@ __device__ __forceinline__ void few_reset(FewExchange* exchange, uint32_t turn) 
          i += gridDim.x * blockDim.x) {
         reinterpret_cast<uint4*>(area)[i] = kMarks;
     }
-}
-__device__ __forceinline__ void few_publish(uint8_t* to, uint32_t word) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-__device__ __forceinline__ uint4 few_look(const void* from) {
-    uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
 }
 __device__ __forceinline__ bool few_missing(uint4 v) {
     return max(max(v.x, v.y), max(v.z, v.w)) == kFewUnwritten;

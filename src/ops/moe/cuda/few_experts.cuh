@@ -358,7 +358,7 @@ class FewWarp {
 #pragma unroll
             for (int i = 0; i < kFewBatch; ++i) {
                 const int at = i * kFewChunk;
-                columns[i] = first + at < bytes ? few_look(from + at) : make_uint4(0, 0, 0, 0);
+                columns[i] = first + at < bytes ? load_relaxed_16(from + at) : make_uint4(0, 0, 0, 0);
             }
 #pragma unroll
             for (int i = 0; i < kFewBatch; ++i) {
@@ -425,7 +425,8 @@ class FewWarp {
             word |= __shfl_xor_sync(kFullWarp, word, i);
         }
         if (row >= 0 && o % kInWord == 0) {
-            few_publish(act_ + row * args_.act_bytes + (task.at() * kFewGateOutputs + o) * kValueBytes, word);
+            store_relaxed(act_ + row * args_.act_bytes + (task.at() * kFewGateOutputs + o) * kValueBytes,
+                          word);
         }
     }
 

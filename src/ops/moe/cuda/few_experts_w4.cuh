@@ -392,7 +392,7 @@ struct FewW4Block {
         const float next = __shfl_down_sync(kFullWarp, h, 1);
         if (o % 2 == 0) {
             const int output = unit % order.row_units() * kFewW4GateOutputs + o;
-            few_publish(act + (pair * args.width + output) * 2, pack_bf16(h, next));
+            store_relaxed(act + (pair * args.width + output) * 2, pack_bf16(h, next));
         }
     }
     __device__ __forceinline__ void gate_up() {

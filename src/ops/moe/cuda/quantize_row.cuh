@@ -57,7 +57,7 @@ struct RowPieces {
 #pragma unroll
         for (int i = 0; i < Kept; ++i) {
             const int piece = first + step * i;
-            pieces[i] = piece * 8 < row.count ? few_look(from + piece) : make_uint4(0, 0, 0, 0);
+            pieces[i] = piece * 8 < row.count ? load_relaxed_16(from + piece) : make_uint4(0, 0, 0, 0);
         }
     }
     __device__ __forceinline__ bool is_missing() const {

@@ -6,7 +6,7 @@
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/mma.cuh"
 #include "ops/router_topk/cuda/router_kernels.cuh"
-#include "ops/router_topk/cuda/router_select.cuh"
+#include "ops/router_topk/cuda/router_meet.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -19,24 +19,13 @@ constexpr int kVectors = kShare / 32;        // of 8 elements, of a row in one l
 constexpr int kExperts = 16;                 // of a block
 constexpr int kPartialPitch = kExperts + 4;  // floats between tokens: a warp's stores hit all banks
 constexpr int kSlicesMax = 32;
-constexpr int kSharedBytes = 118 * 1024;   // over half: two blocks on one multiprocessor would finish last
-constexpr uint32_t kAbsent = 0xFFFFFFFFu;  // a sum that is not there yet; sums that are NaN have other bits
+constexpr int kSharedBytes = 118 * 1024;  // over half: two blocks on one multiprocessor would finish last
 
 struct FewArgs {
     RouterLogitsCudaArgs product;
     RouterTopkCudaArgs choice;  // without a place for it, the logits are stored
     int slices = 0;
 };
-
-// Accesses to words that other blocks wait for.
-__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* from) {
-    uint32_t value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-    return value;
-}
-__device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t value) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
 
 // A lane's part of a row: 8 elements from each 32. The matrix instructions multiply whatever elements the
 // lanes hold at the same places of both operands, so that nothing needs to be rearranged.
@@ -120,11 +109,11 @@ __device__ __forceinline__ void publish(const FewArgs& args, const float* partia
         for (int warp = 0; warp < kWarps; ++warp) {
             v[warp] = partial[(warp * 8 * Tiles + token) * kPartialPitch + expert];
         }
-        const uint32_t bits = __float_as_uint(tree(v));
+        const float sum = tree(v);
         const int64_t place =
             (token * static_cast<int64_t>(args.slices) + blockIdx.x) * args.product.experts +
             blockIdx.y * kExperts + expert;
-        store_relaxed(sums + place, bits == kAbsent ? 0x7FFFFFFFu : bits);
+        store_relaxed(sums + place, present(sum));
     }
 }
 

@@ -9,6 +9,7 @@
 #include "ops/common/cuda/tensor_map.h"
 #include "ops/common/cuda/wgmma_shapes.cuh"
 #include "ops/router_topk/cuda/router_kernels.cuh"
+#include "ops/router_topk/cuda/router_meet.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -51,10 +52,6 @@ struct ManyArgs {
     int splits = 0;  // blocks of a cluster along the width
     int chunks = 0;
 };
-
-__device__ __forceinline__ float4 operator+(float4 a, float4 b) {
-    return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
-}
 
 // Where a block works, and its ring of stages.
 template <typename T>

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/common/cuda/relaxed.cuh"
 #include "ops/router_topk/cuda/router_select.cuh"
 
 namespace tessera::cuda {
@@ -14,20 +15,6 @@ inline constexpr int kMeetPerLane = kMeetExperts / kWarp;
 inline constexpr uint32_t kAbsent =
     0xFFFFFFFFu;  // a sum that is not there yet; sums that are NaN have other bits
 
-// Accesses to sums that other blocks wait for.
-__device__ __forceinline__ uint4 load_relaxed(const uint32_t* from) {
-    uint4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-    return v;
-}
-__device__ __forceinline__ void store_relaxed(uint32_t* to, uint4 v) {
-    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
-                 : "memory");
-}
 __device__ __forceinline__ uint32_t present(float sum) {
     const uint32_t bits = __float_as_uint(sum);
     return bits == kAbsent ? 0x7FFFFFFFu : bits;

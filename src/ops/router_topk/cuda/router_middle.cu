@@ -237,7 +237,7 @@ struct Pieces {
 #pragma unroll
         for (int s = 0; s < T::kSplits; ++s) {
             if (is_absent(v[n][s])) {
-                v[n][s] = load_relaxed(at(from, n, s));
+                v[n][s] = load_relaxed_16(at(from, n, s));
             }
         }
     }

@@ -25,16 +25,10 @@ static_assert(kSharedBytes <= 232448 && sizeof(SampleShared) % 16 == 0);
 
 constexpr int kToldMax = kSampleTile / 4;  // in a warp's memory
 
-int64_t tiles_of(int64_t vocab) {
-    return (vocab + kSampleTile - 1) / kSampleTile;
-}
-
 // Loads the slots of the block's rows, for the whole block, and begins to read: the first tiles of half of
 // the warps before the slots, of the others behind them. A barrier follows.
 __device__ void begin_block(const SampleCudaArgs& args, SampleShared& shared, const TileSpan& span,
                             const TileRing& ring) {
-    constexpr int kWords = sizeof(SampleSlot) / 8;
-    static_assert(sizeof(SampleSlot) % 8 == 0 && kWords <= 2 * kWarp);
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const int32_t row = span.first_row() + warp;
@@ -43,23 +37,16 @@ __device__ void begin_block(const SampleCudaArgs& args, SampleShared& shared, co
     if (warp < kSampleWarps / 2) {
         ring.begin(0);
     }
-    uint64_t low = 0;
-    uint64_t high = 0;
+    SlotWords words;
     if (slot_id >= 0) {
-        const auto* from = reinterpret_cast<const uint64_t*>(args.slots.slot + slot_id);
-        low = __ldcg(from + lane);
-        high = lane + kWarp < kWords ? __ldcg(from + lane + kWarp) : 0;
+        words.load(args.slots.slot + slot_id, lane);
     }
     __syncthreads();  // the slots are asked for
     if (warp >= kSampleWarps / 2) {
         ring.begin(0);
     }
     if (slot_id >= 0) {
-        auto* to = reinterpret_cast<uint64_t*>(shared.slots + warp);
-        to[lane] = low;
-        if (lane + kWarp < kWords) {
-            to[lane + kWarp] = high;
-        }
+        words.store(shared.slots[warp], lane);
     }
     if (mine && lane == 0) {
         shared.slot_ids[warp] = slot_id;

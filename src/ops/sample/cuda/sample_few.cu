@@ -15,10 +15,6 @@ using namespace cuda;
 constexpr int kSharedBytes =
     kSampleWarps * kSampleTile * 4 + static_cast<int>(sizeof(FewShared));  // a tile a warp for the slow way
 
-int64_t tiles_of(int64_t vocab) {
-    return (vocab + kSampleTile - 1) / kSampleTile;
-}
-
 // A row that a block finishes.
 struct FewBlock : SampleBlock {
     FewShared& few;
@@ -634,7 +630,9 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
         if (slot_id >= 0) {
             bits = load_bits<Rounds>(place);  // before it is known whether the slot has penalties
             if (place.warp == 0) {
-                load_slot(args.slots.slot + slot_id, place.lane, shared.slots[0]);
+                SlotWords words;
+                words.load(args.slots.slot + slot_id, place.lane);
+                words.store(shared.slots[0], place.lane);
             }
         }
         if (slot_id == certain) {

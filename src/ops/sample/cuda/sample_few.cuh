@@ -94,18 +94,6 @@ __device__ __forceinline__ int32_t load_id(const int32_t* from) {
     asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(id) : "l"(from));
     return id;
 }
-// By one warp.
-__device__ __forceinline__ void load_slot(const SampleSlot* from, int lane, SampleSlot& to) {
-    constexpr int kWords = sizeof(SampleSlot) / 8;
-    static_assert(sizeof(SampleSlot) % 8 == 0 && kWords <= 2 * kWarp);
-    const auto* words = reinterpret_cast<const uint64_t*>(from);
-    const uint64_t low = __ldcg(words + lane);
-    const uint64_t high = lane + kWarp < kWords ? __ldcg(words + lane + kWarp) : 0;
-    reinterpret_cast<uint64_t*>(&to)[lane] = low;
-    if (lane + kWarp < kWords) {
-        reinterpret_cast<uint64_t*>(&to)[lane + kWarp] = high;
-    }
-}
 
 __device__ __forceinline__ float4 load_logits(const float* from) {
     float4 x;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ops/common/cuda/order.cuh"
+#include "ops/common/cuda/reduce.cuh"
 #include "ops/sample/cuda/sample_cuda.h"
 #include "ops/sample/sample_weight.h"
 
@@ -122,6 +123,33 @@ struct SampleRowSlot : SampleSlot {
     RowWeights weigh;
     SampleFractions fractions;
 };
+
+// What a lane carries of a slot that its warp brings into shared memory, past the first-level cache.
+struct SlotWords {
+    static constexpr int kWords = sizeof(SampleSlot) / 8;
+    static_assert(sizeof(SampleSlot) % 8 == 0 && kWords <= 2 * kWarp);
+
+    uint64_t low = 0;
+    uint64_t high = 0;
+
+    __device__ __forceinline__ void load(const SampleSlot* slot, int lane) {
+        const auto* from = reinterpret_cast<const uint64_t*>(slot);
+        low = __ldcg(from + lane);
+        high = lane + kWarp < kWords ? __ldcg(from + lane + kWarp) : 0;
+    }
+    __device__ __forceinline__ void store(SampleSlot& slot, int lane) const {
+        auto* to = reinterpret_cast<uint64_t*>(&slot);
+        to[lane] = low;
+        if (lane + kWarp < kWords) {
+            to[lane + kWarp] = high;
+        }
+    }
+};
+
+// Of a row.
+inline int64_t tiles_of(int64_t vocab) {
+    return (vocab + kSampleTile - 1) / kSampleTile;
+}
 
 // exp(x - best) for log-probabilities, in units of 2^-52: a sum of whole numbers has the same bits in any
 // order, and so a row in any batch. best: at least x; up to 1,024 of them fit one sum.
