@@ -75,7 +75,7 @@ class Pages {
                                 .batch = static_cast<int32_t>(sequences),
                                 .first_slot = form_.first_slot,
                                 .slots_max = kPagesMax * 64,
-                                .sm_count = 132};
+                                .sm_count = device_sm_count()};
         plan.workspace = arena_.poisoned<std::byte>(decode_cuda_workspace_bytes(plan));
         uint16_t* out = arena_.poisoned<uint16_t>(sequences * q_width());
         decode_plan_cuda(stream.get(), plan);

@@ -94,7 +94,8 @@ class AttentionCudaCase {
         const std::vector<float> all = widen_bf16(out_->download<uint16_t>());
         // A pair is a row and a query head.
         const int64_t pairs = rows_ * spec_.heads.q_heads;
-        const int64_t most = std::clamp<int64_t>((1 << 17) / spec_.slots_max, 16, 64);
+        const int64_t longest = int64_t{pages_max_} * 64;
+        const int64_t most = std::clamp<int64_t>((1 << 21) / longest, 16, 256);
         const std::vector<int64_t> sampled = sampled_indices(pairs, spec_.bench ? most : pairs, random_);
         std::vector<float> got(sampled.size() * kHeadDim);
         std::vector<float> want(got.size());

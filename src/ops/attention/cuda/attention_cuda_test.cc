@@ -144,7 +144,7 @@ TEST(AttentionCuda, the_device_deals_as_the_model_does) {
                                 .q_len = 2,
                                 .first_slot = 1,
                                 .slots_max = 65536,
-                                .sm_count = 132};
+                                .sm_count = device_sm_count()};
         plan.workspace = arena.poisoned<std::byte>(decode_cuda_workspace_bytes(plan));
         decode_plan_cuda(stream.get(), plan);
         stream.synchronize();
@@ -179,6 +179,52 @@ TEST(AttentionCuda, prefill_agrees_with_loops_in_double) {
                 EXPECT_LT(error, fp8 ? 4e-2 : 3e-3);
                 EXPECT_EQ(got, test_case.prefill(true)) << "by lists of all KV tiles";
             }
+        }
+    }
+}
+
+TEST(AttentionCuda, prefill_takes_every_group_size_and_many_sequences) {
+    std::vector<Sequence> sequences;
+    for (const int32_t q_len : {1, 2, 7, 8, 9, 15, 16, 17, 33, 64, 65, 128, 129, 200}) {
+        sequences.push_back({q_len % 5 == 4 ? -1 : q_len * 37 % 300, q_len});
+    }
+    for (const AttentionCudaShape heads :
+         {AttentionCudaShape{2, 2}, {4, 2}, {8, 2}, {24, 2}, {32, 2}, {64, 8}}) {
+        for (const bool fp8 : {false, true}) {
+            const Case test_case({heads, fp8, 1, sequences});
+            const std::vector<float> got = test_case.prefill();
+            const double error = relative_error(got, test_case.reference());
+            std::printf("prefill %s heads %d/%d, %zu sequences: relative error %.2e\n", fp8 ? "fp8" : "bf16",
+                        heads.q_heads, heads.kv_heads, sequences.size(), error);
+            EXPECT_LT(error, fp8 ? 4e-2 : 3e-3);
+            EXPECT_EQ(got, test_case.prefill(true)) << "by lists of all KV tiles";
+        }
+    }
+}
+
+TEST(AttentionCuda, prefill_after_long_prefixes) {
+    for (const bool fp8 : {false, true}) {
+        const Case test_case({{8, 1}, fp8, 0, {{40000, 17}, {5, 2}, {65533, 3}}});
+        const double error = relative_error(test_case.prefill(), test_case.reference());
+        std::printf("prefill %s after 65533: relative error %.2e\n", fp8 ? "fp8" : "bf16", error);
+        EXPECT_LT(error, fp8 ? 5e-2 : 3e-3);
+    }
+}
+
+TEST(AttentionCuda, prefill_sees_the_listed_kv_tiles_alone) {
+    for (const bool fp8 : {false, true}) {
+        for (const AttentionCudaShape heads : {AttentionCudaShape{16, 2}, AttentionCudaShape{12, 1}}) {
+            const Case test_case({.heads = heads,
+                                  .fp8 = fp8,
+                                  .first_slot = 1,
+                                  .sequences = {{0, 300}, {-1, 1}, {700, 60}, {1900, 130}, {1500, 1}},
+                                  .partial = true});
+            const std::vector<double> want = test_case.reference();
+            const double error = relative_error(test_case.prefill(true), want);
+            std::printf("prefill %s %d/%d of two thirds of the tiles: relative error %.2e\n",
+                        fp8 ? "fp8" : "bf16", heads.q_heads, heads.kv_heads, error);
+            EXPECT_LT(error, fp8 ? 4e-2 : 3e-3);
+            EXPECT_GT(relative_error(test_case.prefill(), want), 0.1) << "all tiles give something else";
         }
     }
 }

@@ -30,9 +30,10 @@ struct Shape {
     bool fp8;
     int32_t first_slot;
     std::vector<Sequence> sequences;
-    bool rising = false;  // each 128 slots' scores lie far above those of the slots after them
-    bool scaled = false;  // scales of K for each token and head, of V for each head
-    bool peaked = false;  // slots 70 and 530 outweigh all others
+    bool rising = false;   // each 128 slots' scores lie far above those of the slots after them
+    bool scaled = false;   // scales of K for each token and head, of V for each head
+    bool peaked = false;   // slots 70 and 530 outweigh all others
+    bool partial = false;  // lists leave out a third of the KV tiles
 };
 
 // Pages in a shuffled pool of two layers, the second of which is used; every slot that no query may see is
@@ -136,7 +137,7 @@ class Case {
                                 .q_len = shape_.sequences[0].q_len,
                                 .first_slot = shape_.first_slot,
                                 .slots_max = slots_max,
-                                .sm_count = 132};
+                                .sm_count = device_sm_count()};
         // Not of the bytes that mark a result as not written.
         plan.workspace = arena.upload(
             std::vector<std::byte>(static_cast<size_t>(decode_cuda_workspace_bytes(plan)), std::byte{0x11}));
@@ -188,7 +189,8 @@ class Case {
         return values;
     }
 
-    // listed: by lists of all KV tiles. skip: without this many queries of a single sequence.
+    // listed: by lists of all KV tiles (partial: of some). skip: without this many queries of a single
+    // sequence.
     std::vector<float> prefill(bool listed = false, int32_t skip = 0) const {
         DeviceArena arena;
         Stream stream;
@@ -219,7 +221,7 @@ class Case {
                              .out = out,
                              .out_stride = width(),
                              .scale = scale(),
-                             .sm_count = 132};
+                             .sm_count = device_sm_count()};
         const Graph step = Graph::capture(stream.get(), [&] {
             prefill_plan_cuda(stream.get(), plan);
             for (int layer = 0; layer < 4; ++layer) {
@@ -281,20 +283,35 @@ class Case {
         std::vector<int32_t> counts(lists, -1);
         std::vector<int32_t> tiles(lists * static_cast<size_t>(tiles_max), -1);
         for (size_t b = 0; b < slots_.size(); ++b) {
-            const Sequence& s = shape_.sequences[b];
-            for (int32_t query = 0; query < s.q_len; query += queries) {
-                const int32_t slots = shape_.first_slot + s.position + std::min(query + queries, s.q_len);
-                const int32_t count = s.position < 0 ? 0 : (slots + 127) / 128;
+            for (int32_t query = 0; query < shape_.sequences[b].q_len; query += queries) {
                 for (int32_t head = 0; head < shape_.heads.kv_heads; ++head) {
-                    const int32_t tile = (first_rows_[b] + query) / queries + static_cast<int32_t>(b);
-                    const auto list = static_cast<size_t>(tile * shape_.heads.kv_heads + head);
-                    counts[list] = count;
-                    std::iota(tiles.begin() + static_cast<int64_t>(list) * tiles_max,
-                              tiles.begin() + static_cast<int64_t>(list) * tiles_max + count, 0);
+                    const int32_t number = (first_rows_[b] + query) / queries + static_cast<int32_t>(b);
+                    const auto list = static_cast<size_t>(number * shape_.heads.kv_heads + head);
+                    counts[list] = 0;
+                    for (int32_t tile = 0; tile < tiles_seen(b, query); ++tile) {
+                        if (lists_tile(b, query, head, tile)) {
+                            tiles[list * static_cast<size_t>(tiles_max) +
+                                  static_cast<size_t>(counts[list]++)] = tile;
+                        }
+                    }
                 }
             }
         }
         return {.tiles = arena.upload(tiles), .counts = arena.upload(counts), .tiles_max = tiles_max};
+    }
+
+    // KV tiles that the query tile of a query sees.
+    int32_t tiles_seen(size_t b, int32_t query) const {
+        const int32_t queries = prefill_cuda_tile_queries(shape_.heads);
+        const Sequence& s = shape_.sequences[b];
+        const int32_t end = std::min((query / queries + 1) * queries, s.q_len);
+        return s.position < 0 ? 0 : (shape_.first_slot + s.position + end + 127) / 128;
+    }
+    // The last two are always there, so that each query sees something.
+    bool lists_tile(size_t b, int32_t query, int64_t kv_head, int32_t tile) const {
+        const int64_t query_tile = query / prefill_cuda_tile_queries(shape_.heads);
+        return !shape_.partial || tile + 2 >= tiles_seen(b, query) ||
+               (static_cast<int64_t>(b) + query_tile + kv_head + tile) % 3 > 0;
     }
 
     int64_t width() const { return shape_.heads.q_heads * kHeadDim; }
@@ -356,6 +373,10 @@ class Case {
         std::vector<double> scores;
         double max = -std::numeric_limits<double>::infinity();
         for (int32_t slot = shape_.first_slot; slot <= last; ++slot) {
+            if (!lists_tile(b, query, kv_head, slot / 128)) {
+                scores.push_back(-std::numeric_limits<double>::infinity());
+                continue;
+            }
             double score = 0;
             for (int64_t d = 0; d < kHeadDim; ++d) {
                 score += static_cast<double>(q[d]) * keys_[b].values[index(slot, kv_head, d)];

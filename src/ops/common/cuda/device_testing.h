@@ -11,6 +11,7 @@
 
 #include "device/cuda/blocking_copy.h"
 #include "device/cuda/buffer.h"
+#include "device/cuda/device_props.h"
 #include "device/memory_budget.h"
 #include "ops/common/half.h"
 
@@ -46,6 +47,12 @@ class DeviceArena {
     MemoryBudget budget_{int64_t{1} << 40};
     std::vector<DeviceBuffer> buffers_;
 };
+
+inline int device_sm_count() {
+    const Result<DeviceProps> device = open_device(0);
+    check(device.ok(), "no device");
+    return device->sm_count;
+}
 
 // Random values as the device holds them, and as float32.
 struct TestValues {

@@ -125,7 +125,7 @@ class Case {
                                .y = y,
                                .workspace = arena.poisoned<std::byte>(
                                    moe_cuda_workspace_bytes(weights.tensors, shape_.tokens, shape_.k)),
-                               .sm_count = 132,
+                               .sm_count = device_sm_count(),
                                .batch_invariant = batch_invariant};
         for (int i = 0; i < calls; ++i) {
             MoeCudaArgs before = args;

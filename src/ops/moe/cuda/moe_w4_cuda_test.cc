@@ -157,7 +157,7 @@ class Case {
                                .y = y,
                                .workspace = arena.poisoned<std::byte>(
                                    moe_cuda_workspace_bytes(weights.tensors, s_.tokens, s_.k)),
-                               .sm_count = 132,
+                               .sm_count = device_sm_count(),
                                .batch_invariant = batch_invariant};
         cuda_check(cudaDeviceSynchronize());
         for (int i = 0; i < calls; ++i) {
