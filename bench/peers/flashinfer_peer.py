@@ -5,21 +5,22 @@ import flashinfer
 import torch
 
 import compile_peer
+from attention_data import HEAD_DIM, PAGE, drawn
 from cuda_peer import BF16, FP8, random
 
-PAGE = 64
 
-
-def peers(case):
+def peers(case, make_data=drawn):
     if case.op == "attention_decode" and case.n.get("q_len", 1) == 1:
-        yield "FlashInfer FA2", lambda: fa2_decode(case)
-        yield "FlashInfer XQA", lambda: xqa_decode(case)
+        yield "FlashInfer FA2", lambda: fa2_decode(make_data(case))
+        yield "FlashInfer XQA", lambda: xqa_decode(make_data(case))
         if not case.fp8:
-            yield "FlashInfer FA3", lambda: fa3_decode(case)
+            yield "FlashInfer FA3", lambda: fa3_decode(make_data(case))
     if case.op == "attention_prefill":
-        yield "FlashInfer FA2", lambda: prefill(case, "fa2")
-        if not case.fp8:
-            yield "FlashInfer FA3", lambda: prefill(case, "fa3")
+        yield "FlashInfer FA2", lambda: prefill(make_data(case), "fa2")
+        if case.fp8:
+            yield "FlashInfer FA3, q in e4m3", lambda: prefill_e4m3(make_data(case))
+        else:
+            yield "FlashInfer FA3", lambda: prefill(make_data(case), "fa3")
     if case.op == "rms_norm" and "add" in case.words and not {"and", "scales"} & set(case.words):
         yield "FlashInfer", lambda: norm(case)
     if case.op == "sample" and "everything" not in case.words:
@@ -29,86 +30,76 @@ def peers(case):
             yield "FlashInfer", lambda: sample(case)
 
 
-def paged(case, lengths):
-    """K and V [pages, kv heads, 64, 128], and each sequence's pages, in random order."""
-    kv_heads = case.heads()[1]
-    counts = [(length + PAGE - 1) // PAGE for length in lengths]
-    kv = random(2, sum(counts), kv_heads, PAGE, 128, dtype=FP8 if case.fp8 else BF16)
-    ids = torch.randperm(sum(counts), dtype=torch.int32, device="cuda")
-    return kv, counts, ids
-
-
-def indices(counts, lengths):
-    indptr = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
-    last = torch.tensor([(length - 1) % PAGE + 1 for length in lengths], dtype=torch.int32)
+def indices(data):
+    indptr = torch.tensor([0, *torch.tensor(data.counts).cumsum(0).tolist()], dtype=torch.int32)
+    last = torch.tensor([(length - 1) % PAGE + 1 for length in data.lengths], dtype=torch.int32)
     return indptr, last
+
+
+def heads(data):
+    return data.q.shape[1], data.k.shape[1]
 
 
 def workspace():
     return torch.zeros(256 << 20, dtype=torch.uint8, device="cuda")
 
 
-def fa2_decode(case):
-    q_heads, kv_heads = case.heads()
-    lengths = case.lengths()
-    kv, counts, ids = paged(case, lengths)
-    indptr, last = indices(counts, lengths)
+def fa2_decode(data):
+    indptr, last = indices(data)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         workspace(), "HND", use_cuda_graph=True, use_tensor_cores=True,
-        paged_kv_indptr_buffer=indptr.cuda(), paged_kv_indices_buffer=ids.clone(),
+        paged_kv_indptr_buffer=indptr.cuda(), paged_kv_indices_buffer=data.ids.clone(),
         paged_kv_last_page_len_buffer=last.cuda(), backend="fa2")
-    wrapper.plan(indptr, ids, last, q_heads, kv_heads, 128, PAGE, q_data_type=BF16, kv_data_type=kv.dtype)
-    q = random(len(lengths), q_heads, 128)
-    out = torch.empty_like(q)
-    return lambda: wrapper.run(q, (kv[0], kv[1]), out=out)
+    wrapper.plan(indptr, data.ids, last, *heads(data), HEAD_DIM, PAGE, q_data_type=BF16, kv_data_type=data.k.dtype,
+                 sm_scale=data.scale)
+    return lambda: wrapper.run(data.q, (data.k, data.v), out=data.out)
 
 
-def fa3_decode(case):
+def fa3_decode(data):
     """Prefill of one query a sequence: FlashInfer has no other way into its FA3 kernels."""
-    q_heads, kv_heads = case.heads()
-    lengths = case.lengths()
-    kv, counts, ids = paged(case, lengths)
-    indptr, last = indices(counts, lengths)
-    queries = torch.arange(len(lengths) + 1, dtype=torch.int32)
+    indptr, last = indices(data)
+    queries = torch.arange(len(data.lengths) + 1, dtype=torch.int32)
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
         workspace(), "HND", use_cuda_graph=True, qo_indptr_buf=queries.cuda(), paged_kv_indptr_buf=indptr.cuda(),
-        paged_kv_indices_buf=ids.clone(), paged_kv_last_page_len_buf=last.cuda(), backend="fa3")
-    wrapper.plan(queries, indptr, ids, last, q_heads, kv_heads, 128, PAGE, causal=True, q_data_type=BF16,
-                 kv_data_type=kv.dtype)
-    q = random(len(lengths), q_heads, 128)
-    out = torch.empty_like(q)
-    return lambda: wrapper.run(q, (kv[0], kv[1]), out=out)
+        paged_kv_indices_buf=data.ids.clone(), paged_kv_last_page_len_buf=last.cuda(), backend="fa3")
+    wrapper.plan(queries, indptr, data.ids, last, *heads(data), HEAD_DIM, PAGE, causal=True, q_data_type=BF16,
+                 kv_data_type=data.k.dtype, sm_scale=data.scale)
+    return lambda: wrapper.run(data.q, (data.k, data.v), out=data.out)
 
 
-def xqa_decode(case):
-    q_heads, _ = case.heads()
-    lengths = case.lengths()
-    kv, counts, ids = paged(case, lengths)
-    tables = torch.zeros(len(lengths), max(counts), dtype=torch.int32, device="cuda")
+def xqa_decode(data):
+    tables = torch.zeros(len(data.lengths), max(data.counts), dtype=torch.int32, device="cuda")
     first = 0
-    for row, count in enumerate(counts):
-        tables[row, :count] = ids[first:first + count]
+    for row, count in enumerate(data.counts):
+        tables[row, :count] = data.ids[first:first + count]
         first += count
-    seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    q = random(len(lengths), q_heads, 128)
-    out = torch.empty_like(q)
+    seq_lens = torch.tensor(data.lengths, dtype=torch.int32, device="cuda")
     space = workspace()
     return lambda: flashinfer.decode.xqa_batch_decode_with_kv_cache(
-        q, (kv[0], kv[1]), space, tables, seq_lens, max(lengths), bmm1_scale=128 ** -0.5, bmm2_scale=1.0,
-        kv_layout="HND", out=out)
+        data.q, (data.k, data.v), space, tables, seq_lens, max(data.lengths), bmm1_scale=data.scale, bmm2_scale=1.0,
+        kv_layout="HND", out=data.out)
 
 
-def prefill(case, backend):
-    q_heads, kv_heads = case.heads()
-    queries, cached = int(case.words[0]), int(case.words[2])
-    kv, counts, ids = paged(case, [queries + cached])
-    indptr, last = indices(counts, [queries + cached])
+def prefill_wrapper(data, backend, q_dtype):
+    indptr, last = indices(data)
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "HND", backend=backend)
-    wrapper.plan(torch.tensor([0, queries], dtype=torch.int32), indptr, ids, last, q_heads, kv_heads, 128, PAGE,
-                 causal=True, q_data_type=BF16, kv_data_type=kv.dtype)
-    q = random(queries, q_heads, 128)
-    out = torch.empty_like(q)
-    return lambda: wrapper.run(q, (kv[0], kv[1]), out=out)
+    wrapper.plan(torch.tensor([0, data.queries], dtype=torch.int32), indptr, data.ids, last, *heads(data), HEAD_DIM, PAGE,
+                 causal=True, q_data_type=q_dtype, kv_data_type=data.k.dtype, o_data_type=BF16, sm_scale=data.scale)
+    return wrapper
+
+
+def prefill(data, backend):
+    wrapper = prefill_wrapper(data, backend, BF16)
+    return lambda: wrapper.run(data.q, (data.k, data.v), out=data.out)
+
+
+def prefill_e4m3(data):
+    """q comes in e4m3 with a scale a head, which is not in the time."""
+    scales = data.q.float().abs().amax((0, 2)) / 448
+    q = (data.q.float() / scales[:, None]).to(FP8)
+    ones = torch.ones(data.k.shape[1], device="cuda")
+    wrapper = prefill_wrapper(data, "fa3", FP8)
+    return lambda: wrapper.run(q, (data.k, data.v), scales, ones, ones, out=data.out)
 
 
 def norm(case):
