@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
+#include "ops/common/cuda/ask_ahead.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/qkv_post/cuda/qkv_post_many.cuh"
 #include "ops/qkv_post/cuda/qkv_post_units.cuh"
@@ -19,6 +20,20 @@ __global__ void __launch_bounds__(kPostThreads, Options ? 4 : 6)
     const int q_heads = static_cast<int>(args.q_heads);
     const int kv_heads = static_cast<int>(args.kv_heads);
     const int head = static_cast<int>(blockIdx.y * kPostThreads + threadIdx.x) / Lanes;
+    const int64_t index = blockIdx.x;
+    const __nv_bfloat16* from =
+        head < q_heads ? args.q + index * args.q_stride + head * kHeadDim
+                       : (head < q_heads + kv_heads
+                              ? args.k + index * args.kv_stride + (head - q_heads) * kHeadDim
+                              : args.v + index * args.kv_stride + (head - q_heads - kv_heads) * kHeadDim);
+    const bool exists = head < q_heads + 2 * kv_heads;
+    if (exists && lane % 8 == 0) {
+        ask_ahead(from + 8 * lane);
+    }
+    if (threadIdx.x == 1) {
+        ask_ahead(args.positions + index);
+        ask_ahead(args.sequences + index);
+    }
     RawHead norm{};
     const __nv_bfloat16* weights = head < q_heads ? args.q_norm : args.k_norm;
     if (weights != nullptr) {
@@ -26,14 +41,8 @@ __global__ void __launch_bounds__(kPostThreads, Options ? 4 : 6)
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const int64_t index = blockIdx.x;
     const int32_t position = args.positions[index];
-    const __nv_bfloat16* from =
-        head < q_heads ? args.q + index * args.q_stride + head * kHeadDim
-                       : (head < q_heads + kv_heads
-                              ? args.k + index * args.kv_stride + (head - q_heads) * kHeadDim
-                              : args.v + index * args.kv_stride + (head - q_heads - kv_heads) * kHeadDim);
-    const RawHead raw = head < q_heads + 2 * kv_heads ? load_head<Lanes>(from, lane) : RawHead{};
+    const RawHead raw = exists ? load_head<Lanes>(from, lane) : RawHead{};
     if (position < 0) {
         return;
     }

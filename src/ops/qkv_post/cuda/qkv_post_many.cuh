@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "device/cuda/cuda_check.h"
+#include "ops/common/cuda/ask_ahead.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/mma.cuh"
 #include "ops/qkv_post/cuda/qkv_post_head.cuh"
@@ -171,15 +172,24 @@ __global__ void __launch_bounds__(kManyThreads, kManyBlocks)
     const __nv_bfloat16* base = in.is_q ? args.q : in.is_v ? args.v : args.k;
     base += in.head * 16 * Lanes + 8 * place;
     const auto stride = static_cast<int>(in.is_q ? args.q_stride : args.kv_stride);
+    const int step = static_cast<int>(gridDim.x) * args.tokens_at_once;
+    const int first = static_cast<int>(blockIdx.x) * args.tokens_at_once;
+    int token = first + flat / args.heads;
+    if (in.exists && token < args.tokens) {
+        if (place % 8 == 0) {
+            ask_ahead(base + int64_t{token} * stride);
+            ask_ahead(base + int64_t{token} * stride + 8 * Lanes);
+        } else if (place == 1) {
+            ask_ahead(args.positions + token);
+            ask_ahead(args.sequences + token);
+        }
+    }
     wait_for_previous_kernel();
     let_next_kernel_start();
     const auto load = [&](int token) {
         return in.exists && token < args.tokens ? load_wide<Lanes>(base + int64_t{token} * stride)
                                                 : WideRaw{};
     };
-    const int step = static_cast<int>(gridDim.x) * args.tokens_at_once;
-    int token = static_cast<int>(blockIdx.x) * args.tokens_at_once + flat / args.heads;
-    const int first = static_cast<int>(blockIdx.x) * args.tokens_at_once;
     WideRaw raw = load(token);
     ManyPlace at = load_place(args, token);
     for (int of_block = first; of_block < args.tokens; of_block += step, token += step) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "device/cuda/cuda_check.h"
+#include "ops/common/cuda/ask_ahead.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/mma.cuh"
 #include "ops/qkv_post/cuda/qkv_post_many.cuh"
@@ -263,8 +264,12 @@ struct Units {
         page_id = args.page_table[sequence * args.page_table_stride + spot / kPageSlots];
     }
 
-    // A unit as it came; nothing where there is no head.
-    __device__ __forceinline__ LaneRaw load(int number, int unit) const {
+    // A unit's head of this lane.
+    struct Place {
+        const __nv_bfloat16* from = nullptr;
+        bool exists = true;
+    };
+    __device__ __forceinline__ Place find(int number, int unit) const {
         int head = unit * kHeads + lane() / Lanes;
         const __nv_bfloat16* from = args.q + wide(number, args.q_stride);
         bool exists = true;
@@ -279,8 +284,23 @@ struct Units {
                 exists = head < kv_heads();
             }
         }
-        return exists ? load_lane<Lanes>(from + static_cast<uint32_t>(head * kHeadDim + 8 * place()))
-                      : LaneRaw{};
+        return {from + static_cast<uint32_t>(head * kHeadDim), exists};
+    }
+    // A unit as it came; nothing where there is no head.
+    __device__ __forceinline__ LaneRaw load(int number, int unit) const {
+        const Place head = find(number, unit);
+        return head.exists ? load_lane<Lanes>(head.from + 8 * place()) : LaneRaw{};
+    }
+    // Asks for what the first unit needs.
+    __device__ __forceinline__ void ask(int number, int unit) const {
+        constexpr int kOfLine = 64;
+        const Place head = find(number, unit);
+        if (head.exists && place() * kOfLine < kHeadDim) {
+            ask_ahead(head.from + place() * kOfLine);
+        }
+        if (lane() < 2) {
+            ask_ahead((lane() == 0 ? args.positions : args.sequences) + number);
+        }
     }
     // value: the unit's elements as they came.
     __device__ __forceinline__ void make(int unit, LaneHead& value) const {
@@ -412,6 +432,7 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitBlocks)
     int token = begin / args.units;
     int unit = begin % args.units;
     asm volatile("" ::"r"(token), "r"(unit));  // what took divisions is there before the wait begins
+    units.ask(token, unit);
     wait_for_previous_kernel();
     let_next_kernel_start();
     ManyPlace at_next = load_place(args, token);
