@@ -1,6 +1,8 @@
 // Asking the level-2 cache for data before their use.
 #pragma once
 
+#include <cstdint>
+
 namespace tessera::cuda {
 
 // Asks the level-2 cache for the 128 bytes around `address`, which lies in an allocation, and waits for
@@ -9,6 +11,10 @@ namespace tessera::cuda {
 // or have written. So the first data come from memory while the kernel before ends.
 __device__ __forceinline__ void ask_ahead(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+// The same for `bytes`, a multiple of 16, from a 16-byte aligned address on; by one thread.
+__device__ __forceinline__ void ask_ahead(const void* address, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));
 }
 
 }  // namespace tessera::cuda

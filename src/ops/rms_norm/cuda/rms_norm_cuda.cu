@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
+#include "ops/common/cuda/ask_ahead.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/reduce.cuh"
@@ -14,6 +15,7 @@ namespace {
 constexpr int kVector = 8;  // bfloat16 in 16 bytes
 constexpr int64_t kWidthMax = 16384;
 constexpr int64_t kFewRows = 264;
+constexpr int64_t kRowsAhead = 132;
 constexpr float kE4m3Max = 448;
 
 __device__ __forceinline__ uint4 load_vector(const __nv_bfloat16* from) {
@@ -40,12 +42,31 @@ __device__ __forceinline__ float sum_row(const float* squares, int vectors) {
     return warp_reduce(sum, Sum{});
 }
 
+__device__ __forceinline__ void ask_for_row(const RmsNormCudaArgs& args, int64_t row) {
+    const auto bytes = static_cast<uint32_t>(args.width) * 2;
+    ask_ahead(args.x + row * args.x_stride, bytes);
+    if (args.add != nullptr) {
+        ask_ahead(args.add + row * args.add_stride, bytes);
+    }
+}
+// Each block asks for the row kRowsAhead further on, the first ones for theirs as well. By one thread.
+__device__ __forceinline__ void ask_for_rows(const RmsNormCudaArgs& args) {
+    const int64_t row = blockIdx.x;
+    if (row < kRowsAhead) {
+        ask_for_row(args, row);
+    }
+    if (row + kRowsAhead < args.rows) {
+        ask_for_row(args, row + kRowsAhead);
+    }
+}
+
 // Roofline: reads x (and add), writes y or y8 (and x): 3 to 8 bytes an element against about 10 operations,
 // so bandwidth. A block holds one row in registers, Vectors pieces of 8 elements in each thread; all its
 // loads are under way at once.
 template <int Vectors>
 __global__ void __launch_bounds__(512, 2) rms_norm_kernel(RmsNormCudaArgs args) {
-    extern __shared__ float squares[];  // [width / 8]
+    constexpr bool kStoreLate = Vectors > 1;  // with many rows reads come first
+    extern __shared__ float squares[];        // [width / 8]
     __shared__ float maxima[kWarp];
     const int vectors = static_cast<int>(args.width) / kVector;
     const int step = static_cast<int>(blockDim.x);
@@ -58,6 +79,9 @@ __global__ void __launch_bounds__(512, 2) rms_norm_kernel(RmsNormCudaArgs args) 
         if (first + i * step < vectors) {
             weight[i] = load_vector(args.weight + (first + i * step) * kVector);
         }
+    }
+    if (args.x_rows == nullptr && threadIdx.x == 0) {
+        ask_for_rows(args);
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
@@ -93,7 +117,9 @@ __global__ void __launch_bounds__(512, 2) rms_norm_kernel(RmsNormCudaArgs args) 
                 value[j] = round_bf16(value[j] + more[j]);
             }
             x[i] = pack_bf16x8(value);
-            *reinterpret_cast<uint4*>(x_row + v * kVector) = x[i];
+            if (!kStoreLate) {
+                *reinterpret_cast<uint4*>(x_row + v * kVector) = x[i];
+            }
         }
         float sum = 0;
 #pragma unroll
@@ -111,6 +137,9 @@ __global__ void __launch_bounds__(512, 2) rms_norm_kernel(RmsNormCudaArgs args) 
         const int v = first + i * step;
         if (v >= vectors) {
             break;
+        }
+        if (kStoreLate && args.add != nullptr) {
+            *reinterpret_cast<uint4*>(x_row + v * kVector) = x[i];
         }
         float value[kVector];
         unpack_bf16x8(x[i], value);
