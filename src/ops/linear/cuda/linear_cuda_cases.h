@@ -187,6 +187,8 @@ inline std::vector<CudaOpCase> linear_cuda_cases() {
              {.rows = 64, .inputs = 2064, .outputs = 4400, .fp8 = true, .accumulate = true},
              {.rows = 16, .inputs = 2064, .outputs = 176, .fp8 = true, .accumulate = true},
              {.rows = 31, .inputs = 272, .outputs = 1040, .float_out = true},
+             {.rows = 20, .inputs = 528, .outputs = 1044, .accumulate = true},
+             {.rows = 10, .inputs = 1040, .outputs = 5000, .fp8 = true, .gap = 2},
              {.rows = 63, .inputs = 3072, .outputs = 144, .fp8 = true, .channel_scales = true},
              {.rows = 1, .inputs = 16, .outputs = 16},
              {.rows = 1, .inputs = 256, .outputs = 512, .deterministic = true},

@@ -17,7 +17,8 @@ constexpr int64_t kSharedBytesMax = 226 << 10;  // of 227 KiB: the barriers lie 
 constexpr int64_t kAlignBytes = 1024;
 constexpr int64_t kXBytesMin = 64 * kSwizzleRowBytes;  // what wgmma reads of the last box of x
 constexpr int kBoxes = 2;                              // 128 bytes of K each
-constexpr int64_t kWeightStagesMax = 10;               // with more on the way memory is slower
+constexpr int64_t kWeightStagesMax = 10;
+constexpr int64_t kOnWayBytes = 64 << 10;  // of weights in a block
 
 // A block's tile. One for each width of y, whatever the rows: the order of the sums depends on it.
 struct SkinnyTile {
@@ -46,23 +47,24 @@ const SkinnyTile* choose_tile(int64_t outputs) {
 
 struct SkinnyRingSizes {
     int32_t stages = 0;
+    int32_t on_way = 0;
     int32_t x_stages = 0;
     int64_t bytes = 0;
 };
 
-// x lies in the level-2 cache, but there many blocks ask for it: its ring must be nearly as long as the
-// weights'. Both are even.
+// x lies in the level-2 cache, but there many blocks ask for it. Both are even.
 SkinnyRingSizes choose_rings(const SkinnyTile& tile, int64_t rows, int64_t x_rows) {
     constexpr int64_t kStageBytes = kBoxes * kSwizzleRowBytes;  // of one row
     const int64_t inbox = tile.split == 2 ? skinny_inbox_bytes(tile.outputs, rows) : 0;
     const int64_t room =
         kSharedBytesMax - kAlignBytes - std::max(inbox, kXBytesMin - x_rows * kSwizzleRowBytes);
-    int64_t x_stages = x_rows <= 16 ? 8 : 6;
+    int64_t x_stages = x_rows <= 16 ? 8 : (x_rows <= 32 ? 6 : 4);
     const int64_t stages = std::min<int64_t>(
         (room - x_stages * kStageBytes * x_rows) / (kStageBytes * tile.outputs) / 2 * 2, kWeightStagesMax);
     const int64_t left = room - stages * kStageBytes * tile.outputs;
     x_stages = std::min<int64_t>(left / (kStageBytes * x_rows) / 2 * 2, kSkinnyStagesMax);
     return {.stages = static_cast<int32_t>(stages),
+            .on_way = static_cast<int32_t>(kOnWayBytes / (kStageBytes * tile.outputs)),
             .x_stages = static_cast<int32_t>(x_stages),
             .bytes = kSharedBytesMax - left + x_stages * kStageBytes * x_rows};
 }
@@ -102,11 +104,12 @@ void skinny_linear_cuda(cudaStream_t stream, const LinearCudaArgs& args) {
         std::max<int64_t>(8, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(args.rows))));
     const SkinnyRingSizes rings = choose_rings(tile, args.rows, x_rows);
     const int64_t step = kBoxes * kSwizzleRowBytes * tile.split;  // bytes of K of a stage of all blocks
+    const int64_t y_stride = args.y_stride != 0 ? args.y_stride : args.outputs;
     const SkinnyArgs kernel_args{
         .weights = make_map(args.weight, args.dtype, args.outputs, args.inputs, tile.outputs),
         .x = make_map(args.x, args.dtype, args.rows, args.inputs, x_rows),
         .y = args.y,
-        .y_stride = args.y_stride != 0 ? args.y_stride : args.outputs,
+        .y_stride = y_stride,
         .column_scale = args.column_scale,
         .row_scale = args.row_scale,
         .scale = args.scale,
@@ -115,9 +118,12 @@ void skinny_linear_cuda(cudaStream_t stream, const LinearCudaArgs& args) {
         .x_rows = static_cast<int32_t>(x_rows),
         .steps = static_cast<int32_t>((args.inputs * dtype_size(args.dtype) + step - 1) / step),
         .stages = rings.stages,
+        .on_way = rings.on_way,
         .x_stages = rings.x_stages,
         .accumulate = args.accumulate,
-        .to_float = args.y_dtype == DType::kFloat32};
+        .to_float = args.y_dtype == DType::kFloat32,
+        .wide = args.y_dtype == DType::kBFloat16 && (args.outputs | y_stride) % 8 == 0 &&
+                reinterpret_cast<uintptr_t>(args.y) % 16 == 0};
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(tile_blocks(tile, args.outputs))),
                                  .threads = kSkinnyThreads,
                                  .shared_bytes = static_cast<int>(rings.bytes),

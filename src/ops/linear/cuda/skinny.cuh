@@ -4,12 +4,13 @@
 //
 // Schedule: a block computes `Outputs` columns of y for all rows; as many blocks as multiprocessors stream
 // the whole matrix at once. One warp brings weights, in boxes of 128 bytes of K, through a ring that fills
-// the shared memory: with some 200 KiB on the way in each block memory never waits for a request. The weights
-// depend on no kernel, so the ring fills while the kernel before still runs; x, which does, has a ring and a
-// warp of its own. Two warpgroups take the stages in turn. x is the M side of wgmma, its rows up to 64
-// garbage that is not stored; the weights are the N side, so that a block may have any multiple of 16
-// columns. With Split = 2 the two blocks of a cluster have half of K each and send each other halves of their
-// sums: x, which every block reads whole, then costs half as much beside few weights.
+// the shared memory. Of it some 64 KiB are on the way at a time: with more, requests wait for each other in
+// front of the memory, and those of x behind them. The weights depend on no kernel, so the ring fills while
+// the kernel before still runs; x, which does, has a ring and a warp of its own. Two warpgroups take the
+// stages in turn. x is the M side of wgmma, its rows up to 64 garbage that is not stored; the weights are the
+// N side, so that a block may have any multiple of 16 columns. With Split = 2 the two blocks of a cluster
+// have half of K each and send each other halves of their sums: x, which every block reads whole, then costs
+// half as much beside few weights.
 //
 // A row's bits do not depend on the number of rows: sums run over K in an order of the shape alone.
 #pragma once
@@ -41,9 +42,11 @@ struct SkinnyArgs {
     int32_t x_rows = 0;    // rows rounded up to 8, 16, 32 or 64
     int32_t steps = 0;     // stages' worth of K of one block
     int32_t stages = 0;    // of the weights' ring: even, so that a stage is always the same consumer's
+    int32_t on_way = 0;    // stages of weights asked for and not there yet, at most
     int32_t x_stages = 0;  // of the ring of x: even
     bool accumulate = false;
     bool to_float = false;
+    bool wide = false;  // y is bfloat16, and pieces of 8 columns lie at multiples of 16 bytes
 };
 
 inline constexpr int kSkinnyRowsMax = 64;
@@ -89,9 +92,14 @@ __device__ __forceinline__ void skinny_bring_weights(const SkinnyArgs& args, con
     const int row = static_cast<int>(blockIdx.x) / Split * Outputs;
     const int first_step = static_cast<int>(blockIdx.x) % Split * args.steps;
     SkinnyPlace place{0, 1};
+    SkinnyPlace arriving;
     for (int step = 0; step < args.steps; ++step) {
         const int column = (first_step + step) * Boxes * kColumns;
         barrier_wait(rings.empty(place.stage), place.parity);
+        if (step >= args.on_way) {
+            barrier_wait(rings.full(arriving.stage), arriving.parity);
+            arriving.advance(1, args.stages);
+        }
         barrier_arrive_expect(rings.full(place.stage), rings.weight_bytes);
 #pragma unroll
         for (int b = 0; b < Boxes; ++b) {
@@ -228,6 +236,22 @@ __device__ __forceinline__ void skinny_exchange(const SkinnyArgs& args, const Sk
     }
 }
 
+// Of four neighbouring lanes: word i of the lane of place j becomes word j of the lane of place i.
+__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        const bool set = (threadIdx.x & static_cast<unsigned>(bit)) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if ((i & bit) == 0) {
+                const uint32_t got = __shfl_xor_sync(~0u, set ? words[i] : words[i + bit], bit);
+                words[i] = set ? got : words[i];
+                words[i + bit] = set ? words[i + bit] : got;
+            }
+        }
+    }
+}
+
 // What a thread's results are scaled by and added to, loaded ahead: rows l / 4 and l / 4 + 8 of its warp's
 // 16, of each 8 columns two neighbours.
 template <int Groups>
@@ -265,8 +289,20 @@ struct SkinnyEpilogue {
             }
         }
     }
+    // Two neighbouring results.
+    template <int Count>
+    __device__ __forceinline__ float2 result(const float (&sums)[Count], int group, int half) const {
+        return make_float2(fmaf(sums[4 * group + 2 * half], row_scale[half] * column_scale[group].x,
+                                low_bf16(before[group][half])),
+                           fmaf(sums[4 * group + 2 * half + 1], row_scale[half] * column_scale[group].y,
+                                high_bf16(before[group][half])));
+    }
     template <int Count>
     __device__ __forceinline__ void store(const SkinnyArgs& args, const float (&sums)[Count]) const {
+        if (args.wide) {
+            store_wide(args, sums);
+            return;
+        }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int64_t at = (row + 8 * h) * args.y_stride + column;
@@ -275,16 +311,39 @@ struct SkinnyEpilogue {
                 if (!has(args, j, h)) {
                     continue;
                 }
-                const float a =
-                    fmaf(sums[4 * j + 2 * h], row_scale[h] * column_scale[j].x, low_bf16(before[j][h]));
-                const float b =
-                    fmaf(sums[4 * j + 2 * h + 1], row_scale[h] * column_scale[j].y, high_bf16(before[j][h]));
+                const float2 y = result(sums, j, h);
                 if (args.to_float) {
-                    *reinterpret_cast<float2*>(static_cast<float*>(args.y) + at + 8 * j) = make_float2(a, b);
+                    *reinterpret_cast<float2*>(static_cast<float*>(args.y) + at + 8 * j) = y;
                 } else {
                     *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.y) + at + 8 * j) =
-                        pack_bf16(a, b);
+                        pack_bf16(y.x, y.y);
                 }
+            }
+        }
+    }
+    // The pieces of 8 columns that four lanes hold together, each by one of them: a store of a warp takes as
+    // long as it has rows, whatever it stores of each.
+    template <int Count>
+    __device__ __forceinline__ void store_wide(const SkinnyArgs& args, const float (&sums)[Count]) const {
+        constexpr int kPieces = 2 * Groups;
+        const int place = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+        for (int first = 0; first < kPieces; first += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int piece = first + i < kPieces ? first + i : first;
+                const float2 y = result(sums, piece % Groups, piece / Groups);
+                words[i] = pack_bf16(y.x, y.y);
+            }
+            transpose_quad(words);
+            const int piece = first + place;
+            const int half = piece < Groups ? 0 : 1;
+            const int y_row = row + 8 * half;
+            const int y_column = column - 2 * place + 8 * (piece - half * Groups);
+            if (piece < kPieces && y_row < args.rows && y_column < args.outputs) {
+                *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(args.y) + y_row * args.y_stride +
+                                          y_column) = make_uint4(words[0], words[1], words[2], words[3]);
             }
         }
     }
