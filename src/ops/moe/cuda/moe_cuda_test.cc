@@ -142,6 +142,34 @@ class Case {
         return bf16_values(DeviceArena::download(y, tokens * shape_.hidden));
     }
 
+    // Token t's x, or the first weight of output h of expert e, is no number.
+    void spoil_token(int64_t t) { x_.bf16[static_cast<size_t>(t * shape_.hidden)] = 0x7FC0; }
+    void spoil_weight(int64_t e, int64_t h) {
+        const auto at = static_cast<size_t>((e * shape_.hidden + h) * shape_.width);
+        if (shape_.fp8) {
+            down_.fp8[at] = 0x7F;
+        } else {
+            down_.bf16[at] = 0x7FC0;
+        }
+    }
+    void set_routing_weight(int64_t t, float weight) {
+        for (int64_t i = 0; i < shape_.k; ++i) {
+            weights_[static_cast<size_t>(t * shape_.k + i)] = weight;
+        }
+    }
+    // The outputs of the experts from `first` on times `by`, and y from zero on. fp8.
+    void scale_outputs(int64_t first, float by) {
+        for (size_t e = static_cast<size_t>(first); e < down_scale_.size(); ++e) {
+            down_scale_[e] *= by;
+        }
+        std::fill(y_.values.begin(), y_.values.end(), 0.0f);
+        std::fill(y_.bf16.begin(), y_.bf16.end(), uint16_t{0});
+    }
+    bool chooses(int64_t t, int32_t e) const {
+        const auto first = chosen_.begin() + t * shape_.k;
+        return std::find(first, first + shape_.k, e) != first + shape_.k;
+    }
+
   private:
     float input_scale(int64_t e) const {
         return !shape_.fp8 ? 1.0f : e < shape_.experts || shape_.same_input_scale ? 0.011f : 0.017f;
@@ -261,6 +289,55 @@ TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
                 const std::vector<float> some = test_case.run(tokens, true, true);
                 EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
                     << tokens << " of " << name_of(shape);
+            }
+        }
+    }
+}
+
+TEST(MoeCuda, what_is_no_number_shows_there_and_nowhere_else) {
+    for (const bool fp8 : {false, true}) {
+        // Without a list; narrow, middle and wide tiles; tokens without experts.
+        for (const Shape& shape : {Shape{8, 256, 16, 8, 128, 64, fp8}, Shape{30, 256, 32, 8, 144, 64, fp8},
+                                   Shape{70, 256, 16, 8, 192, 0, fp8}, Shape{400, 128, 9, 8, 528, 64, fp8},
+                                   Shape{90, 144, 6, 3, 128, 64, fp8, true, true}}) {
+            Case plain(shape);
+            Case spoiled(shape);
+            spoiled.spoil_token(4);
+            spoiled.spoil_weight(5, 33);
+            spoiled.set_routing_weight(7, NAN);
+            const std::vector<float> want = plain.run(shape.tokens, false);
+            const std::vector<float> got = spoiled.run(shape.tokens, false);
+            int64_t wrong = 0;
+            for (int64_t t = 0; t < shape.tokens; ++t) {
+                for (int64_t h = 0; h < shape.hidden; ++h) {
+                    const auto at = static_cast<size_t>(t * shape.hidden + h);
+                    const bool none = t == 4 || t == 7 || (h == 33 && plain.chooses(t, 5));
+                    wrong += none ? !std::isnan(got[at]) : got[at] != want[at];
+                }
+            }
+            EXPECT_EQ(wrong, 0) << name_of(shape);
+        }
+    }
+}
+
+TEST(MoeCuda, outputs_of_any_size_are_as_exact) {
+    for (const int64_t tokens : {8, 20, 70, 400}) {
+        for (const float by : {1e-24f, 1.0f, 1e24f}) {
+            // Of all experts, or of one that most tokens do not choose.
+            for (const int64_t first : {0, 8}) {
+                Case test_case({tokens, 256, 9, 1, 128, 0, true});
+                test_case.scale_outputs(first, by);
+                test_case.set_routing_weight(3, 1e-6f);
+                test_case.set_routing_weight(5, 1e6f);
+                test_case.set_routing_weight(6, 0);
+                const std::vector<double> want = test_case.reference();
+                const std::vector<float> got = test_case.run(tokens, false);
+                double worst = 0;  // of a token: values of act may round the other way
+                for (size_t at = 0; at < got.size(); at += 256) {
+                    worst = std::max(worst, relative_error(std::span(got).subspan(at, 256),
+                                                           std::span(want).subspan(at, 256)));
+                }
+                EXPECT_LT(worst, 5e-2) << tokens << " tokens, from expert " << first << " on times " << by;
             }
         }
     }
