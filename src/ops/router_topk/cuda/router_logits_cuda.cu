@@ -99,6 +99,8 @@ void router_logits_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& args) {
         cuda::launch_router_few(stream, args, {});
     } else if (cuda::router_middle_serves(args)) {
         cuda::launch_router_middle(stream, args, {});
+    } else if (cuda::router_pairs_serves(args)) {
+        cuda::launch_router_pairs(stream, args, {});
     } else if (cuda::router_many_serves(args)) {
         cuda::launch_router_many(stream, args);
     } else {
@@ -109,13 +111,14 @@ void router_logits_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& args) {
 void router_cuda(cudaStream_t stream, const RouterLogitsCudaArgs& product, RouterTopkCudaArgs choice) {
     choice.logits = product.logits;
     choice.logits_stride = product.logits_stride;
-    if (product.tokens > 0 && cuda::router_few_serves(product)) {
+    const auto launch = product.tokens == 0                   ? nullptr
+                        : cuda::router_few_serves(product)    ? cuda::launch_router_few
+                        : cuda::router_middle_serves(product) ? cuda::launch_router_middle
+                        : cuda::router_pairs_serves(product)  ? cuda::launch_router_pairs
+                                                              : nullptr;
+    if (launch != nullptr) {
         cuda::check_router_choice(choice);
-        return cuda::launch_router_few(stream, product, choice);
-    }
-    if (product.tokens > 0 && cuda::router_middle_serves(product)) {
-        cuda::check_router_choice(choice);
-        return cuda::launch_router_middle(stream, product, choice);
+        return launch(stream, product, choice);
     }
     router_logits_cuda(stream, product);
     router_topk_cuda(stream, choice);

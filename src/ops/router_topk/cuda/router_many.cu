@@ -156,21 +156,6 @@ __device__ __forceinline__ void publish(const float (&sums)[T::kExperts / 2], fl
     }
 }
 
-__device__ __forceinline__ void store_logits(const ManyArgs& args, int token, int expert, float4 v) {
-    float* to = args.logits + token * args.logits_stride + expert;
-    if (expert + 4 <= args.experts && (args.logits_stride & 3) == 0) {
-        *reinterpret_cast<float4*>(to) = v;
-        return;
-    }
-    const float values[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (expert + i < args.experts) {
-            to[i] = values[i];
-        }
-    }
-}
-
 // The cluster's sums of this block's share of the tokens, neighbours first: clusters of eight and of four,
 // whose blocks add two chunks, have one order.
 template <typename T>
@@ -200,7 +185,8 @@ __device__ __forceinline__ void combine(const ManyArgs& args, uint32_t sums) {
                 v[block] = v[block] + v[block + width];
             }
         }
-        store_logits(args, token, expert, v[0]);
+        store_logits(args.logits + token * args.logits_stride, expert, args.experts,
+                     args.logits_stride % 4 == 0, v[0]);
     }
 }
 

@@ -33,6 +33,21 @@ __device__ __forceinline__ float4 operator+(float4 a, float4 b) {
     return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
+// Four logits side by side to their places in a row. quads: the row lies at a multiple of 16 bytes.
+__device__ __forceinline__ void store_logits(float* row, int expert, int experts, bool quads, float4 v) {
+    if (quads && expert + 4 <= experts) {
+        *reinterpret_cast<float4*>(row + expert) = v;
+        return;
+    }
+    const float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (expert + i < experts) {
+            row[expert + i] = values[i];
+        }
+    }
+}
+
 // What a warp's choices need beside the logits, loaded before they are there: the bias does not wait for the
 // kernel before.
 template <int RowsAWarp, int Warps>
@@ -40,7 +55,9 @@ struct Beside {
     float bias[kMeetPerLane];
     bool padding[RowsAWarp];
 
-    __device__ __forceinline__ Beside(const RouterTopkCudaArgs& choice, int first_token) {
+    // Of the warp's rows warp, warp + Warps, ...; token_of(row): a row's token.
+    template <typename TokenOf>
+    __device__ __forceinline__ Beside(const RouterTopkCudaArgs& choice, const TokenOf& token_of) {
         const bool chooses = choice.chosen != nullptr;
 #pragma unroll
         for (int j = 0; j < kMeetPerLane; ++j) {
@@ -50,7 +67,7 @@ struct Beside {
         wait_for_previous_kernel();
 #pragma unroll
         for (int r = 0; r < RowsAWarp; ++r) {
-            const int token = first_token + static_cast<int>(threadIdx.x) / kWarp + r * Warps;
+            const int token = token_of(static_cast<int>(threadIdx.x) / kWarp + r * Warps);
             padding[r] = chooses && choice.positions != nullptr && token < choice.tokens &&
                          choice.positions[token] < 0;
         }

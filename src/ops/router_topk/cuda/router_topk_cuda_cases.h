@@ -187,6 +187,7 @@ inline std::vector<CudaOpCase> router_logits_cuda_cases() {
         for (const int64_t tokens : {2049, 3500, 4095, 5100}) {
             cases.push_back(router_logits_cuda_case({tokens, 192, 640, float32}, false));
         }
+        cases.push_back(router_logits_cuda_case({2200, 90, 576, float32}, false));
         for (const int64_t tokens : {511, 1025, 4200}) {  // more experts than blocks that meet take: clusters
             cases.push_back(router_logits_cuda_case({tokens, 208, 640, float32}, false));
         }
@@ -469,6 +470,7 @@ inline std::vector<CudaOpCase> router_cuda_cases() {
         for (const int64_t tokens : {130, 999, 2047, 2500}) {
             add({{tokens, 180, 1088, float32}, 8}, false);
         }
+        add({{2049, 63, 576, float32}, 32}, false);
         for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 2048, 4096}) {
             add({{tokens, 192, 4096, float32}, 8}, true);
         }
