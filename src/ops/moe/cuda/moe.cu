@@ -10,6 +10,7 @@
 #include "ops/moe/cuda/experts_w4.h"
 #include "ops/moe/cuda/few_experts.h"
 #include "ops/moe/cuda/moe_cuda.h"
+#include "ops/moe/cuda/narrow_w4.h"
 #include "ops/moe/cuda/plan.cuh"
 
 namespace tessera::cuda {
@@ -34,6 +35,10 @@ constexpr int64_t kW4FewOutputs = 1 << 17;
 // int4: wide tiles from here on, rows an expert and (token, expert) pairs.
 constexpr int64_t kW4WideMean = 112;
 constexpr int64_t kW4WidePairs = 16384;
+
+// int4, narrow experts: rows an expert up to which narrow_w4.cuh makes items of few rows, and serves at all.
+constexpr int64_t kNarrowFewMean = 24;
+constexpr int64_t kNarrowManyMean = 48;
 
 // Up to so many bytes the experts' outputs may have the better part of the level-2 cache until they are
 // added.
@@ -447,6 +452,52 @@ void few_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, 
     few_experts_w4_cuda(stream, args, {.exchange = exchange + few_exchange_bytes(), .more = shared_out});
 }
 
+// Rows of an item where narrow_w4.cuh serves the call, else 0: with more rows an expert the products limit.
+int narrow_rows(const MoeCudaArgs& args) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    const int64_t mean = args.tokens * args.k / t.experts;
+    const int rows = mean <= kNarrowFewMean ? kNarrowFewRows : kNarrowManyRows;
+    const NarrowSizes sizes{.tokens = args.tokens, .k = args.k, .experts = t.experts, .width = t.width};
+    return mean <= kNarrowManyMean && narrow_w4_serves(sizes, rows, args.sm_count) ? rows : 0;
+}
+
+// shared: may be null.
+void narrow_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, const SharedW4* shared,
+               const PlanArgs& plan) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    std::byte* work = args.workspace;
+    const int64_t pairs = args.tokens * args.k;
+    launch_narrow_inputs(stream,
+                         {.x = plan.x,
+                          .x8 = plan.x8,
+                          .x_scale = plan.x_scale,
+                          .hidden = plan.hidden,
+                          .chosen = args.chosen,
+                          .k = plan.k,
+                          .experts = plan.experts,
+                          .slots = plan.slots,
+                          .counters = plan.more_counters,
+                          .counters_count = plan.more_counters_count},
+                         args.tokens);
+    if (shared != nullptr) {
+        shared->launch(stream, work + layout.out + pairs * t.hidden * 2);
+    }
+    launch_narrow_w4(stream,
+                     {.chosen = args.chosen,
+                      .pairs = static_cast<int32_t>(pairs),
+                      .k = plan.k,
+                      .experts = plan.experts,
+                      .hidden = plan.hidden,
+                      .early = shared == nullptr,
+                      .x = plan.x8,
+                      .x_scale = plan.x_scale,
+                      .gate_up = static_cast<const uint8_t*>(t.gate_up),
+                      .down = static_cast<const uint8_t*>(t.down),
+                      .out = reinterpret_cast<uint8_t*>(work + layout.out)},
+                     narrow_rows(args), args.sm_count);
+    launch_combine(stream, args, plan, layout, shared != nullptr ? static_cast<int32_t>(pairs) : -1);
+}
+
 void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
     const MoeCudaTensors& t = args.weights->tensors;
     const Layout layout = make_layout(t, args.tokens, args.k, args.sm_count);
@@ -466,6 +517,10 @@ void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
     }
     if (few_experts_w4_serves(args) && (!shared.has_value() || few_experts_serves(shared->args))) {
         few_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr, exchange);
+        return;
+    }
+    if (narrow_rows(args) > 0) {
+        narrow_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr, plan);
         return;
     }
     launch_plan(stream, plan);

@@ -173,7 +173,9 @@ inline std::vector<CudaOpCase> moe_w4_cuda_cases() {
           MoeW4Spec{"", {63, 8, 2}, 384, 192}, MoeW4Spec{"", {65, 4, 2}, 256, 320},
           MoeW4Spec{"", {129, 2, 1, false, true}, 640, 64}, MoeW4Spec{"", {200, 3, 2, true}, 256, 128},
           MoeW4Spec{"", {300, 4, 2}, 256, 1536}, MoeW4Spec{"", {100, 24, 4, false, true}, 384, 128},
-          MoeW4Spec{"", {40, 24, 4, false, true}, 384, 192},
+          MoeW4Spec{"", {40, 24, 4, false, true}, 384, 192}, MoeW4Spec{"", {9, 300, 8}, 256, 192},
+          MoeW4Spec{"", {150, 24, 4, true, true}, 1152, 192}, MoeW4Spec{"", {120, 32, 8, true}, 640, 192},
+          MoeW4Spec{"", {1024, 192, 8, false, false, true}, 256, 192},
           MoeW4Spec{"", {40, 24, 4, false, true}, 384, 640}, MoeW4Spec{"", {60, 24, 4, true}, 640, 640},
           MoeW4Spec{"", {20, 16, 4}, 256, 1088}}) {
         cases.push_back(moe_w4_cuda_case(spec, false));

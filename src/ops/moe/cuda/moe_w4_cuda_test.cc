@@ -241,8 +241,8 @@ class Case {
 TEST(MoeW4Cuda, agrees_with_loops_in_double) {
     for (const Shape& shape :
          {Shape{1, 256, 8, 4, 128, 128}, Shape{1, 2048, 4, 1, 64, 0}, Shape{7, 384, 4, 2, 192, 0},
-          Shape{8, 128, 16, 8, 320, 64}, Shape{16, 384, 4, 2, 192, 0}, Shape{100, 128, 4, 2, 64, 64},
-          Shape{130, 256, 2, 1, 320, 0}}) {
+          Shape{8, 128, 16, 8, 320, 64}, Shape{16, 384, 4, 2, 192, 0}, Shape{24, 256, 8, 2, 192, 64},
+          Shape{100, 128, 4, 2, 64, 64}, Shape{130, 256, 2, 1, 320, 0}}) {
         const Case test_case(shape);
         const std::vector<double> want = test_case.reference<double>();
         const double error = relative_error(test_case.run(shape.tokens, false), want);
@@ -277,6 +277,11 @@ TEST(MoeW4Cuda, few_tokens_have_the_same_bits_after_any_calls) {
 
 TEST(MoeW4Cuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
     expect_the_same_bits(128);
+}
+
+// Up to 96 tokens by clusters of two blocks, then by the list of tiles.
+TEST(MoeW4Cuda, with_narrow_experts_too_a_token_has_the_same_bits_in_any_batch) {
+    expect_the_same_bits(192);
 }
 
 TEST(MoeW4Cuda, with_wider_experts_too_a_token_has_the_same_bits_in_any_batch) {

@@ -24,33 +24,59 @@ __device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) 
     return done != 0;
 }
 
-// x through the list, as experts_copy_rows(), but fenced for the tensor cores here, not by the consumers: a
-// stage is told of some stages later, or when the next one is not free yet. Faster with few rows.
+// Stages that a warp's copies fill, fenced for the tensor cores by the warp: a stage is told of some stages
+// later, or when the next one is not free yet. Faster with few rows than a fence by those that wait.
+template <int Stages, int UnderWay = 3>
+class W4FencedStages {
+  public:
+    __device__ __forceinline__ explicit W4FencedStages(ExpertsRing<Stages>& ring)
+        : ring_(ring), oldest_(ring) {}
+
+    // Until the next stage is free.
+    __device__ __forceinline__ void acquire() {
+        if (!__all_sync(0xFFFFFFFFu, barrier_test(ring_.empty(), ring_.parity ^ 1))) {
+            tell_all();
+            barrier_wait(ring_.empty(), ring_.parity ^ 1);
+        }
+    }
+    // The copies into it are issued.
+    __device__ __forceinline__ void commit() {
+        copy_async_commit();
+        ring_.advance();
+        if (++count_ > UnderWay) {
+            copy_async_wait<UnderWay>();
+            tell();
+        }
+    }
+    __device__ __forceinline__ void tell_all() {
+        copy_async_wait<0>();
+        while (count_ > 0) {
+            tell();
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void tell() {
+        fence_proxy_async();
+        barrier_arrive(oldest_.full());
+        oldest_.advance();
+        --count_;
+    }
+
+    ExpertsRing<Stages>& ring_;
+    ExpertsRing<Stages> oldest_;
+    int count_ = 0;
+};
+
+// x through the list, as experts_copy_rows(), but fenced here.
 template <typename Shape>
 __device__ __forceinline__ void w4_copy_fenced(const ExpertsMemory<Shape>& memory,
                                                ExpertsRing<Shape::kStages>& stages, const ExpertsRows& list) {
-    constexpr int kUnderWay = 3;
     const int lane_row = static_cast<int>(threadIdx.x % (32 * kExpertsRowWarps) / 8);
     const int piece = static_cast<int>(threadIdx.x % 8);
-    ExpertsRing<Shape::kStages> oldest = stages;
-    int count = 0;
-    const auto tell = [&] {
-        fence_proxy_async();
-        barrier_arrive(oldest.full());
-        oldest.advance();
-        --count;
-    };
-    const auto tell_all = [&] {
-        copy_async_wait<0>();
-        while (count > 0) {
-            tell();
-        }
-    };
+    W4FencedStages<Shape::kStages> fenced(stages);
     for (int k = piece * 16; k < list.bytes; k += kSwizzleRowBytes) {
-        if (!__all_sync(0xFFFFFFFFu, barrier_test(stages.empty(), stages.parity ^ 1))) {
-            tell_all();
-            barrier_wait(stages.empty(), stages.parity ^ 1);
-        }
+        fenced.acquire();
         const uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kRowsOffset +
                             swizzle_128(lane_row, piece);
 #pragma unroll 2
@@ -58,14 +84,9 @@ __device__ __forceinline__ void w4_copy_fenced(const ExpertsMemory<Shape>& memor
             copy_async_16(to + row * kSwizzleRowBytes,
                           list.x + list.offsets[experts_offset_place<Shape>(lane_row + row)] + k);
         }
-        copy_async_commit();
-        stages.advance();
-        if (++count > kUnderWay) {
-            copy_async_wait<kUnderWay>();
-            tell();
-        }
+        fenced.commit();
     }
-    tell_all();
+    fenced.tell_all();
 }
 
 // In boxes: act, and with its first stage the rows' scales into the tiles' list; or x, in the order of the

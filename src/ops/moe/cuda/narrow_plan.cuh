@@ -1,0 +1,152 @@
+// How the clusters of narrow_w4.cuh share the experts' rows: each block works it out for itself.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/common/cuda/async_copy.cuh"
+#include "ops/common/cuda/cluster.cuh"
+#include "ops/moe/cuda/narrow_w4.h"
+
+namespace tessera::cuda {
+
+inline constexpr int kNarrowThreads = 512;
+inline constexpr int kNarrowExpertsMax = 2 * kNarrowThreads;
+inline constexpr uint16_t kNarrowNone = 0xFFFF;  // in place of an expert
+
+// Rows that one expert works on together.
+struct NarrowItem {
+    int32_t expert = 0;
+    int32_t rows = 0;
+    int32_t first = 0;  // of the expert's pairs, if others have other items of it; else -1
+};
+
+// In shared memory. An expert's place: of how many of its pairs are listed, and above them the item of all of
+// its rows, + 1; 0 if the cluster has none, or not all.
+struct NarrowPlan {
+    uint16_t* ids = nullptr;      // [kNarrowPairsMax]: the pairs' experts
+    int32_t* counts = nullptr;    // [kNarrowExpertsMax], then the places
+    int32_t* warps = nullptr;     // [kNarrowThreads / 32]
+    NarrowItem* items = nullptr;  // [kNarrowItemsMax + 1]: this cluster's, then one without rows
+    uint16_t* pairs = nullptr;    // [kNarrowItemsMax, RowsMax]: the items' rows
+};
+
+// An expert's rows in items as equal as steps of 16 allow.
+struct NarrowCut {
+    int32_t rows = 0;
+    int32_t items = 0;
+};
+template <int RowsMax>
+__device__ __forceinline__ NarrowCut narrow_cut(int count) {
+    NarrowCut cut{RowsMax, (count + RowsMax - 1) / RowsMax};
+    if (cut.items > 1) {
+        cut.rows = ((count + cut.items - 1) / cut.items + 15) / 16 * 16;
+        cut.items = (count + cut.rows - 1) / cut.rows;
+    }
+    return cut;
+}
+
+// By all threads: the cluster's items. All items in the order of the experts are dealt to the clusters in
+// turn; an expert has no more items than there are clusters. The code is kept short: it comes from memory.
+template <int RowsMax>
+__device__ __forceinline__ void narrow_plan(const NarrowW4Args& args, const NarrowPlan& plan) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    auto* counts = reinterpret_cast<int2*>(plan.counts) + thread;
+    *counts = make_int2(0, 0);
+    __syncthreads();
+#pragma unroll 4
+    for (int i = thread; i < args.pairs; i += kNarrowThreads) {
+        const int id = args.chosen[i];
+        const bool valid = id >= 0 && id < args.experts;
+        plan.ids[i] = valid ? static_cast<uint16_t>(id) : kNarrowNone;
+        if (valid) {
+            atomicAdd(plan.counts + id, 1);
+        }
+    }
+    __syncthreads();
+    const int mine[2] = {counts->x, counts->y};
+    const int items = narrow_cut<RowsMax>(mine[0]).items + narrow_cut<RowsMax>(mine[1]).items;
+    int upto = items;  // this thread's experts among them
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const int before = __shfl_up_sync(0xFFFFFFFFu, upto, offset);
+        upto += lane >= offset ? before : 0;
+    }
+    if (lane == 31) {
+        plan.warps[thread / 32] = upto;
+    }
+    __syncthreads();
+    const int others = plan.warps[lane % (kNarrowThreads / 32)];
+    const int total = __reduce_add_sync(0xFFFFFFFFu, lane < kNarrowThreads / 32 ? others : 0);
+    int index = upto - items + __reduce_add_sync(0xFFFFFFFFu, lane < thread / 32 ? others : 0);
+    const int clusters = static_cast<int>(gridDim.x / 2);
+    const int cluster = static_cast<int>(blockIdx.x / 2);
+    int place = 0;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+        const int count = i == 0 ? mine[0] : mine[1];
+        const NarrowCut cut = narrow_cut<RowsMax>(count);
+        int item = index / clusters;
+        int piece = cluster - index % clusters;
+        if (piece < 0) {
+            piece += clusters;
+            ++item;
+        }
+        place = 0;
+        if (piece < cut.items) {
+            const int first = piece * cut.rows;
+            plan.items[item] = {.expert = 2 * thread + i,
+                                .rows = min(cut.rows, count - first),
+                                .first = cut.items > 1 ? first : -1};
+            place = cut.items > 1 ? 0 : (item + 1) << 16;
+        }
+        plan.counts[2 * thread + i] = place;
+        index += cut.items;
+    }
+    for (int i = (total - cluster + clusters - 1) / clusters + thread; i <= kNarrowItemsMax;
+         i += kNarrowThreads) {
+        plan.items[i] = {};
+    }
+    __syncthreads();
+}
+
+// By the cluster's first block: the pairs of its items, into both blocks.
+template <int RowsMax>
+__device__ __forceinline__ void narrow_list(const NarrowW4Args& args, const NarrowPlan& plan) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    const auto list = [&](int item, int row, int pair) {
+        uint16_t* to = plan.pairs + item * RowsMax + row;
+        *to = static_cast<uint16_t>(pair);
+        asm volatile("st.shared::cluster.u16 [%0], %1;" ::"r"(address_in_block(shared_address(to), 1)),
+                     "h"(static_cast<uint16_t>(pair))
+                     : "memory");
+    };
+    // The rows of an item are in no fixed order;
+#pragma unroll 4
+    for (int pair = thread; pair < args.pairs; pair += kNarrowThreads) {
+        const int id = plan.ids[pair];
+        if (id != kNarrowNone && plan.counts[id] != 0) {
+            const int place = atomicAdd(plan.counts + id, 1);
+            list((place >> 16) - 1, place & 0xFFFF, pair);
+        }
+    }
+    // but those of an expert of several clusters, which must agree, are in the order of the pairs.
+#pragma unroll 1
+    for (int item = thread / 32; item < kNarrowItemsMax; item += kNarrowThreads / 32) {
+        const auto [expert, rows, first] = plan.items[item];
+        int row = -first;
+#pragma unroll 4
+        for (int begin = 0; rows > 0 && first >= 0 && begin < args.pairs; begin += 32) {
+            const bool match = begin + lane < args.pairs && plan.ids[begin + lane] == expert;
+            const uint32_t all = __ballot_sync(0xFFFFFFFFu, match);
+            const int at = row + __popc(all & ((1u << lane) - 1));
+            if (match && at >= 0 && at < rows) {
+                list(item, at, begin + lane);
+            }
+            row += __popc(all);
+        }
+    }
+}
+
+}  // namespace tessera::cuda

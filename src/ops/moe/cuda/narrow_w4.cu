@@ -1,0 +1,47 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "device/cuda/cuda_check.h"
+#include "ops/moe/cuda/narrow_w4.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+template <int RowsMax>
+void launch_shape(cudaStream_t stream, const NarrowW4Args& args, int multiprocessors) {
+    using Shape = NarrowShape<RowsMax>;
+    cuda_check(cudaFuncSetAttribute(narrow_w4_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    Shape::kBytes));
+    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(multiprocessors / 2 * 2)),
+                                 .threads = kNarrowThreads,
+                                 .shared_bytes = Shape::kBytes,
+                                 .stream = stream},
+                                narrow_w4_kernel<Shape>, args));
+}
+
+}  // namespace
+
+bool narrow_w4_serves(const NarrowSizes& sizes, int rows_max, int multiprocessors) {
+    const int64_t clusters = multiprocessors / 2;
+    const int64_t pairs = sizes.tokens * sizes.k;
+    const int64_t items = pairs / rows_max + std::min(sizes.experts, pairs);
+    return sizes.width == kNarrowWidth && pairs <= kNarrowPairsMax && sizes.experts <= kNarrowExpertsMax &&
+           items <= clusters * kNarrowItemsMax && sizes.tokens / rows_max < clusters;
+}
+
+void launch_narrow_inputs(cudaStream_t stream, const NarrowInputsArgs& args, int64_t tokens) {
+    cuda_check(launch_dependent(
+        {.grid = dim3(static_cast<unsigned>(tokens)), .threads = kNarrowInputThreads, .stream = stream},
+        narrow_inputs_kernel, args));
+}
+
+void launch_narrow_w4(cudaStream_t stream, const NarrowW4Args& args, int rows_max, int multiprocessors) {
+    if (rows_max == kNarrowFewRows) {
+        launch_shape<kNarrowFewRows>(stream, args, multiprocessors);
+    } else {
+        check(rows_max == kNarrowManyRows, "moe: no such items");
+        launch_shape<kNarrowManyRows>(stream, args, multiprocessors);
+    }
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,57 @@
+// The mixture of narrow int4 experts for some hundred tokens: one kernel without a plan.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+namespace tessera::cuda {
+
+inline constexpr int kNarrowWidth = 192;      // of an expert: the only one
+inline constexpr int kNarrowPairsMax = 8192;  // tokens * k
+// Rows of an item: either of these.
+inline constexpr int kNarrowFewRows = 32;
+inline constexpr int kNarrowManyRows = 64;
+inline constexpr int kNarrowItemsMax = 24;  // of a cluster
+
+struct NarrowW4Args {
+    const int32_t* chosen = nullptr;  // [pairs]
+    int32_t pairs = 0;                // tokens * k
+    int32_t k = 0;
+    int32_t experts = 0;
+    int32_t hidden = 0;
+    bool early = false;                // `chosen` is there before the kernel before this one has ended
+    const uint8_t* x = nullptr;        // [tokens, hidden] e4m3
+    const float* x_scale = nullptr;    // [tokens]
+    const uint8_t* gate_up = nullptr;  // [experts, w4_gate_up_bytes()]
+    const uint8_t* down = nullptr;     // [experts, w4_down_bytes()]
+    uint8_t* out = nullptr;            // [pairs, hidden] bfloat16
+};
+
+// What goes before: x in e4m3 with a scale for each token, the rows of out for combine.cuh, and counters of
+// another launch.
+struct NarrowInputsArgs {
+    const uint16_t* x = nullptr;  // [tokens, hidden] bfloat16
+    uint8_t* x8 = nullptr;
+    float* x_scale = nullptr;
+    int32_t hidden = 0;
+    const int32_t* chosen = nullptr;  // [tokens, k]
+    int32_t k = 0;
+    int32_t experts = 0;
+    int32_t* slots = nullptr;     // [tokens, k]: the pair's number, -1 without an expert
+    int32_t* counters = nullptr;  // set to 0
+    int32_t counters_count = 0;
+};
+
+// Whether the kernel takes so many.
+struct NarrowSizes {
+    int64_t tokens = 0;
+    int64_t k = 0;
+    int64_t experts = 0;
+    int64_t width = 0;
+};
+bool narrow_w4_serves(const NarrowSizes& sizes, int rows_max, int multiprocessors);
+void launch_narrow_inputs(cudaStream_t stream, const NarrowInputsArgs& args, int64_t tokens);
+void launch_narrow_w4(cudaStream_t stream, const NarrowW4Args& args, int rows_max, int multiprocessors);
+
+}  // namespace tessera::cuda
