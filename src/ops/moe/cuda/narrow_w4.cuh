@@ -461,15 +461,15 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
         mma_pin(sums);
         mma_pin(part);
         mma_begin();
+        // Neither waits for the other.
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
             mma_weights_fp8(sums, weights.first.registers + 4 * step, act + step * kMmaStepBytes / 16,
                             step > 0 ? 1 : 0);
-        }
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            mma_weights_fp8(part, weights.half + 4 * step,
-                            act + (Shape::kGroupRowBytes + step * kMmaStepBytes) / 16, step > 0 ? 1 : 0);
+            if (step < 2) {
+                mma_weights_fp8(part, weights.half + 4 * step,
+                                act + (Shape::kGroupRowBytes + step * kMmaStepBytes) / 16, step > 0 ? 1 : 0);
+            }
         }
         mma_commit();
         NarrowRaw raw{};
@@ -506,11 +506,12 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
         const int place = thread / 32 * 2 + lane / 8 % 2;
 #pragma unroll
         for (int j = 0; j < N / 8; j += 2) {
+            const float2 scales[2] = {w4_row_scales(me.scales(), j), w4_row_scales(me.scales(), j + 1)};
             uint32_t matrices[4];
 #pragma unroll
             for (int m = 0; m < 4; ++m) {
-                const float2 scale = w4_row_scales(me.scales(), j + m / 2);
-                matrices[m] = pack_bf16(value(4 * j + 2 * m) * scale.x, value(4 * j + 2 * m + 1) * scale.y);
+                matrices[m] = pack_bf16(value(4 * j + 2 * m) * scales[m / 2].x,
+                                        value(4 * j + 2 * m + 1) * scales[m / 2].y);
             }
             store_transposed(me.results(turn) + swizzle_128(8 * j + lane / 16 * 8 + lane % 8, place),
                              matrices);
@@ -572,7 +573,8 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) __cluster_dims__(2)
     if (!args.early) {
         wait_for_previous_kernel();
     }
-    cluster_arrive();
+    // The barriers are fenced.
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     narrow_plan<Shape::kRowsMax>(args, memory.plan());
     cluster_wait();  // the other block runs, and its barriers are there
     // Before the weights are asked for: the code for it would come from memory behind them (2 to 6 us).
