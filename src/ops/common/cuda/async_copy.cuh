@@ -151,6 +151,18 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
         : "memory");
 }
 
+// The same for what is read once: it leaves the level-2 cache before all else.
+__device__ __forceinline__ void copy_bulk_once(uint32_t to, const void* from, uint32_t bytes,
+                                               uint32_t barrier) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+        "[%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -2,14 +2,13 @@
 // looked for in the groups whose best tokens can be among them, which are read again from the level-2 cache.
 #pragma once
 
+#include "ops/common/cuda/async_copy.cuh"
 #include "ops/sample/cuda/sample_tile.cuh"
 
 namespace tessera::cuda {
 
 inline constexpr int kSampleWarps = 16;
 inline constexpr int kSampleThreads = kSampleWarps * kWarp;
-inline constexpr int kSampleRing = 2;        // tiles that a warp holds
-inline constexpr int kSampleBlockRows = 16;  // that one block has tiles of
 inline constexpr int kSampleTilesMax = (kSampleCudaVocabMax + kSampleTile - 1) / kSampleTile;
 // Up to this many best tokens are looked for in groups; a cut further down takes the slow way.
 inline constexpr int kSampleBestMax = 256;
@@ -32,10 +31,23 @@ struct SampleReach {
     uint64_t ties = 0;  // tokens at the key
 };
 
+// What draws are made with.
+struct SampleDraw {
+    RowWeights weigh;
+    float best = 0;    // the row's largest logit
+    double whole = 0;  // what top_p is a share of; 0: the mass of the list
+    int32_t top_k = 0;
+};
+
+// What is kept: tokens with a key above `key`, and the first `ties` in order of ids of those that equal it.
+struct SampleCut {
+    uint32_t key = 0;
+    uint64_t ties = ~uint64_t{0};
+};
+
 struct SampleShared {
-    SampleRowSlot slots[kSampleBlockRows];  // as they were before this launch
-    int32_t slot_ids[kSampleBlockRows];     // < 0: padding
-    uint64_t barriers[kSampleWarps][kSampleRing];
+    SampleCut cut;
+    SampleRowSlot slot;  // as it was before this launch
     uint64_t reduce[kWarp];
     // Of the row that is being finished.
     union {
@@ -67,6 +79,8 @@ struct SampleShared {
     uint64_t point;  // and the sum before it, or the rest in it
     uint64_t ties;   // of the tile that are kept
     uint64_t least;  // ranked(): no token below it is kept
+    SampleDraw draw;
+    double log_sum;
 };
 static_assert(kSampleTilesMax <= kSampleListMax);
 
@@ -76,10 +90,15 @@ struct SampleBlock {
     SampleShared& shared;
     SampleTileWords* words = nullptr;  // of the row's tiles
     int tiles = 0;
-    SampleTile tile;  // of this warp: memory for one
+    SampleTile tile;     // of this warp: memory for one
+    bool marked = true;  // words come while the block reads them, and are cleared
 
     __device__ int warp() const { return static_cast<int>(threadIdx.x) / kWarp; }
     __device__ const SampleRowSlot& slot() const { return tile.slot; }
+    // Of a tile's words, which have been asked for.
+    __device__ __forceinline__ uint4 take(uint32_t* from, uint4 value, bool all) const {
+        return marked ? take_words(from, value, all) : value;
+    }
     template <typename T, typename Op>
     __device__ T reduce(T value, Op op) const {
         return block_reduce(value, op, T{0}, reinterpret_cast<T*>(shared.reduce));
@@ -124,7 +143,7 @@ struct SampleGroupKeys {
 #pragma unroll
         for (int i = 0; i < kQuads; ++i) {
             if (is_there(i)) {
-                quads[i] = take_words(at(i), quads[i], true);
+                quads[i] = block.take(at(i), quads[i], true);
                 const uint4& q = quads[i];
                 const uint32_t high = max(max(q.x, q.y), max(q.z, q.w));
                 const uint32_t low = min(min(q.x, q.y), min(q.z, q.w));
@@ -203,24 +222,14 @@ __device__ inline void load_groups(const SampleTile& tile, int count) {
         __syncwarp();
         return;
     }
-    constexpr int kAtOnce = kSampleGroups / 2;
+    const uint32_t to = shared_address(tile.x + 4 * tile.lane);
 #pragma unroll 1
-    for (int g0 = 0; g0 < count; g0 += kAtOnce) {
-        float4 x[kAtOnce];
-#pragma unroll
-        for (int g = 0; g < kAtOnce; ++g) {
-            const int32_t id = tile.first_of(g0 + g) + 4 * tile.lane;
-            if (g0 + g < count) {
-                x[g] = __ldcg(reinterpret_cast<const float4*>(logits + id));
-            }
-        }
-#pragma unroll
-        for (int g = 0; g < kAtOnce; ++g) {
-            if (g0 + g < count) {
-                reinterpret_cast<float4*>(tile.x)[(g0 + g) * kWarp + tile.lane] = x[g];
-            }
-        }
+    for (int g = 0; g < count; ++g) {
+        copy_async_16(to + static_cast<uint32_t>(g * kSampleGroup * 4),
+                      logits + tile.first_of(g) + 4 * tile.lane);
     }
+    copy_async_commit();
+    copy_async_wait<0>();
     __syncwarp();
 }
 
@@ -243,8 +252,7 @@ __device__ inline void list_of_groups(SampleBlock& block, int groups, float leas
         const SampleSeen seen = edited ? load_seen(tile) : SampleSeen();
         load_groups(tile, count);
         if (edited) {
-            uint32_t unused = 0;
-            edit_tile(tile, seen, unused);
+            edit_tile(tile, seen);
         }
         uint32_t hits = 0;  // groups in which one of the lane's four logits is large enough
 #pragma unroll
@@ -317,14 +325,6 @@ __device__ inline void sort_tokens(const SampleBlock& block) {
     }
     __syncthreads();
 }
-
-// What draws are made with.
-struct SampleDraw {
-    RowWeights weigh;
-    float best = 0;    // the row's largest logit
-    double whole = 0;  // what top_p is a share of; 0: the mass of the list
-    int32_t top_k = 0;
-};
 
 // Draws among the listed tokens. -1 when top_p reaches beyond them. For the whole block: eight threads a
 // token go over all others, so that nothing need be sorted.

@@ -76,7 +76,7 @@ struct SampleCudaArgs {
         nullptr;  // [rows, ceil(vocab / 32)] bitmask of the ids that may be chosen; may be null
     SampleSlots slots;
     // sample_cuda_exchange_bytes() of device memory, 32-byte aligned, of one call at a time: zeros before the
-    // first call, and again after each.
+    // first call, and left as they are between the calls.
     void* exchange = nullptr;
     int sm_count = 0;  // of the device
     // [rows]. A failed row has its error here and leaves its slot as it was.

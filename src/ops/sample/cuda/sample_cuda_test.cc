@@ -39,23 +39,36 @@ void repetitive(SampleRowArgs& row, OpRandom&, SampleCase&) {
     row.repetition_penalty = 1.001f;
 }
 
+// One of few tokens each time: whether it was made before is known when it is drawn.
+void cut(SampleRowArgs& row, OpRandom&, SampleCase&) {
+    row.temperature = 2;
+    row.top_k = 3;
+    row.frequency_penalty = 0.2f;
+    row.repetition_penalty = 1.1f;
+}
+
 TEST_F(SampleCuda, StepsOfOneGraphFollowTheReference) {
-    for (const SampleCase::Edit& edit : {SampleCase::Edit(plain), SampleCase::Edit(repetitive)}) {
-        auto data = make(7, edit);
-        const Graph graph = Graph::capture(stream_.get(), [&] { data->launch(stream_.get(), 0); });
-        std::vector<std::vector<int32_t>> counts(7, std::vector<int32_t>(kVocab));
-        for (int n = 0; n < 12; ++n) {
-            graph.launch(stream_.get());
-            const std::vector<SampleRowResult> got = data->results();
-            for (size_t r = 0; r < 7; ++r) {
-                host_->rows()[r].output_counts = counts[r].data();
-            }
-            sample_ref(host_->args());
-            for (size_t r = 0; r < 7; ++r) {
-                const int32_t token = host_->results()[r].token;
-                EXPECT_EQ(got[r].token, token) << "step " << n << " row " << r;
-                ++counts[r][static_cast<size_t>(token)];
-                ++host_->rows()[r].position;
+    constexpr int64_t kTokens = 3000;
+    for (const SampleCase::Edit& edit :
+         {SampleCase::Edit(plain), SampleCase::Edit(repetitive), SampleCase::Edit(cut)}) {
+        for (const size_t rows : {7, 20, 140}) {
+            host_ = std::make_shared<SampleCase>(kTokens, static_cast<int64_t>(rows), 5.0f, edit);
+            SampleCudaCase data({budget_}, host_);
+            const Graph graph = Graph::capture(stream_.get(), [&] { data.launch(stream_.get(), 0); });
+            std::vector<std::vector<int32_t>> counts(rows, std::vector<int32_t>(kTokens));
+            for (int n = 0; n < 12; ++n) {
+                graph.launch(stream_.get());
+                const std::vector<SampleRowResult> got = data.results();
+                for (size_t r = 0; r < rows; ++r) {
+                    host_->rows()[r].output_counts = counts[r].data();
+                }
+                sample_ref(host_->args());
+                for (size_t r = 0; r < rows; ++r) {
+                    const int32_t token = host_->results()[r].token;
+                    EXPECT_EQ(got[r].token, token) << "step " << n << " row " << r << " of " << rows;
+                    ++counts[r][static_cast<size_t>(token)];
+                    ++host_->rows()[r].position;
+                }
             }
         }
     }
@@ -170,7 +183,7 @@ TEST_F(SampleCuda, HistoryIsSetForOneSlot) {
     EXPECT_EQ(got_counts[2 * kVocab], 9);
 }
 
-// Every kind of row, a failed one too, takes back what the blocks told each other.
+// Every kind of row, a failed one too, leaves zeros where the kernel for few rows needs them.
 TEST_F(SampleCuda, TheExchangeIsClearAfterwards) {
     for (const int64_t rows : {40, 16, 6}) {
         host_ = std::make_shared<SampleCase>(3000, rows, 5.0f, edit_everything);
@@ -183,7 +196,7 @@ TEST_F(SampleCuda, TheExchangeIsClearAfterwards) {
     }
 }
 
-// Rows that a block has to itself, or a cluster of two; every kind of row.
+// About as many rows as an H200 has multiprocessors, and half as many; every kind of row.
 TEST_F(SampleCuda, WholeRowsFollowTheReference) {
     for (const auto& [vocab, rows] :
          {std::pair<int64_t, int64_t>{17000, 110}, {16384, 132}, {33000, 54}, {118000, 60}}) {
@@ -197,8 +210,8 @@ TEST_F(SampleCuda, WholeRowsFollowTheReference) {
     }
 }
 
-// Few rows, rows that a block has to itself or shares, and a cluster of two: near-certain tokens, whose
-// log-probability is all that the order of a sum could change.
+// Few rows, and more of them, after each other in one exchange: near-certain tokens, whose log-probability is
+// all that the order of a sum could change.
 TEST_F(SampleCuda, LogProbabilitiesHaveTheSameBitsInAnyBatch) {
     for (const int64_t vocab : {int64_t{4096}, int64_t{33000}}) {
         host_ =

@@ -50,7 +50,7 @@ __device__ FewOutcome choose_best(const FewBlock& block, Choice& choice) {
     constexpr int kAtOnce = kFewRowTiles / kWarp;
     const SampleTile& tile = block.tile;
     SampleTileWords* const words = block.words;
-    choice.token = forced_token(tile.args, tile.slot, tile.slot_id);
+    choice.token = forced_token(tile.args, tile.slot, tile.slot.id);
     uint4 told[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -632,7 +632,10 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
             if (place.warp == 0) {
                 SlotWords words;
                 words.load(args.slots.slot + slot_id, place.lane);
-                words.store(shared.slots[0], place.lane);
+                words.store(shared.slot, place.lane);
+                if (place.lane == 0) {
+                    shared.slot.id = slot_id;
+                }
             }
         }
         if (slot_id == certain) {
@@ -645,7 +648,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
     }
     __syncthreads();
     // What does not need the logits comes before they are waited for.
-    const auto& slot = shared.slots[0];
+    const auto& slot = shared.slot;
     const SampleKind kind(args, slot);
     SampleTileWords* words = static_cast<SampleTileWords*>(args.exchange) + place.row * span.tiles;
     FewWord* group_words =
@@ -655,7 +658,8 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
     if (!kind.greedy && (kind.by_tiles || finishes)) {
         if (threadIdx.x == kSampleThreads - kWarp) {
             few.fractions = draw_fractions(slot);
-            shared.slots[0].fractions = few.fractions;  // for what choose_more() calls
+            shared.slot.fractions = few.fractions;  // for what choose_more() calls
+            shared.slot.kind = kind;
         } else if (threadIdx.x == kSampleThreads - 2 * kWarp) {
             few.weigh = RowWeights(slot);
         }
@@ -706,7 +710,7 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
     if (!finishes) {
         return;
     }
-    SampleTile tile{args, slot, place.row, slot_id, place.x()};
+    SampleTile tile{args, slot, place.row, place.x()};
     tile.lane = place.lane;
     FewBlock block{{args, shared, words, span.tiles, tile}, few, span, group_words};
     if (slot.logprobs != 0) {

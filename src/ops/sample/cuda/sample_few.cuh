@@ -80,7 +80,7 @@ struct FewPlace {
     int warp = 0;
     int lane = 0;
 
-    __device__ const SampleSlot& slot() const { return few.sample.slots[0]; }
+    __device__ const SampleSlot& slot() const { return few.sample.slot; }
     __device__ float* x() const { return tiles + warp * kSampleTile; }
     __device__ int group(int round) const { return round * kSampleWarps + warp; }  // of the block
     __device__ bool has(int round) const { return group(round) < groups; }
@@ -88,12 +88,6 @@ struct FewPlace {
         return first_tile * kSampleTile + group(round) * kSampleGroup + 4 * lane;
     }
 };
-
-__device__ __forceinline__ int32_t load_id(const int32_t* from) {
-    int32_t id;
-    asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(id) : "l"(from));
-    return id;
-}
 
 __device__ __forceinline__ float4 load_logits(const float* from) {
     float4 x;

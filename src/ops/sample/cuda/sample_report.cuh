@@ -5,6 +5,18 @@
 
 namespace tessera::cuda {
 
+// The log of the sum of exp of a row whose largest key is given. told: of tile t by thread t. For the whole
+// block.
+__device__ __forceinline__ double sum_of_tiles(const SampleBlock& block, const uint4& told,
+                                               uint32_t largest) {
+    const float best = largest > kSampleEmptyKey ? from_ordered_bits(largest) : 0.0f;
+    const double sum =
+        block.reduce(__hiloint2double(static_cast<int>(told.w), static_cast<int>(told.z)) *
+                         exp(static_cast<double>(from_ordered_bits(told.x)) - static_cast<double>(best)),
+                     Sum{});
+    return static_cast<double>(best) + log(sum);
+}
+
 // Log-probabilities of a row: the log of the sum of exp, and the most probable tokens into the result. NaN
 // where a logit is not finite. For the whole block.
 __device__ inline double report_top(SampleBlock& block) {
@@ -16,14 +28,9 @@ __device__ inline double report_top(SampleBlock& block) {
     uint4 told{kSampleEmptyKey, 0, 0, 0};
     if (t < block.tiles) {
         uint32_t* from = block.words[t].raw;
-        told = take_words(from, get_words(from), false);
+        told = block.take(from, get_words(from), false);
     }
-    const float best = keys.largest > kSampleEmptyKey ? from_ordered_bits(keys.largest) : 0.0f;
-    const double sum =
-        block.reduce(__hiloint2double(static_cast<int>(told.w), static_cast<int>(told.z)) *
-                         exp(static_cast<double>(from_ordered_bits(told.x)) - static_cast<double>(best)),
-                     Sum{});
-    const double log_sum = static_cast<double>(best) + log(sum);
+    const double log_sum = sum_of_tiles(block, told, keys.largest);
     if (top <= 0 || keys.largest >= kSampleInfinityKey) {
         if (t == 0) {
             result.top_count = 0;

@@ -2,28 +2,21 @@
 #pragma once
 
 #include "ops/common/cuda/async_copy.cuh"
-#include "ops/common/cuda/cluster.cuh"
-#include "ops/sample/cuda/sample_block.cuh"
+#include "ops/sample/cuda/sample_tile.cuh"
 
 namespace tessera::cuda {
 
-// The tiles of all rows in their order, evenly over the blocks; a warp takes every kSampleWarps-th. Gathers:
-// a cluster has one row.
+inline constexpr int kReadWarps = 20;
+inline constexpr int kSampleRing = 2;  // tiles that a warp holds
+
+// The tiles of all rows in their order, evenly over the blocks; a warp takes every kReadWarps-th.
 struct TileSpan {
     int32_t begin = 0;
     int32_t end = 0;
     int32_t of_row = 0;  // tiles
 
-    __device__ TileSpan(const SampleCudaArgs& args, bool gathers)
+    __device__ explicit TileSpan(const SampleCudaArgs& args)
         : of_row(static_cast<int32_t>((args.vocab + kSampleTile - 1) / kSampleTile)) {
-        if (gathers) {
-            const auto blocks = static_cast<int32_t>(cluster_size());
-            const auto rank = static_cast<int32_t>(cluster_rank());
-            const int32_t row_begin = static_cast<int32_t>(blockIdx.x) / blocks * of_row;
-            begin = row_begin + rank * of_row / blocks;
-            end = row_begin + (rank + 1) * of_row / blocks;
-            return;
-        }
         const int64_t all = args.rows * of_row;
         begin = static_cast<int32_t>(blockIdx.x * all / gridDim.x);
         end = static_cast<int32_t>((blockIdx.x + 1) * all / gridDim.x);
@@ -48,7 +41,7 @@ class TileRing {
     }
 
     __device__ int32_t tile(int i) const {
-        return span_.begin + static_cast<int32_t>(threadIdx.x) / kWarp + i * kSampleWarps;
+        return span_.begin + static_cast<int32_t>(threadIdx.x) / kWarp + i * kReadWarps;
     }
     __device__ float* memory(int i) const { return memory_ + i % kSampleRing * kSampleTile; }
 
@@ -60,8 +53,8 @@ class TileRing {
         const Source from = source(i);
         barrier_arrive_expect(barrier(i), from.bulk ? static_cast<uint32_t>(from.count * 4) : 0);
         if (from.bulk) {
-            copy_bulk(shared_address(memory(i)), from.logits, static_cast<uint32_t>(from.count * 4),
-                      barrier(i));
+            copy_bulk_once(shared_address(memory(i)), from.logits, static_cast<uint32_t>(from.count * 4),
+                           barrier(i));
         }
     }
     // The same where memory that was written is used again. By the whole warp.

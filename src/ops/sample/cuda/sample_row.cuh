@@ -118,11 +118,17 @@ __device__ inline SampleFractions draw_fractions(const SampleSlot& slot) {
     return {uint64_t{c1} << 32 | c0, uint64_t{c3} << 32 | c2};
 }
 
-// A row's slot, and where it is not greedy what its draws are made with.
-struct SampleRowSlot : SampleSlot {
-    RowWeights weigh;
-    SampleFractions fractions;
-};
+// Loads that stay where they stand.
+__device__ __forceinline__ int32_t load_id(const int32_t* from) {
+    int32_t id;
+    asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(id) : "l"(from));
+    return id;
+}
+__device__ __forceinline__ uint32_t load_word(const uint32_t* from) {
+    uint32_t word;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(word) : "l"(from));
+    return word;
+}
 
 // What a lane carries of a slot that its warp brings into shared memory, past the first-level cache.
 struct SlotWords {
@@ -167,8 +173,10 @@ struct SampleKind {
     bool greedy = false;    // the best token is wanted, or none
     bool by_tiles = false;  // neither top_k nor min_p cuts: tiles tell their sums
     bool cut = false;       // something cuts
-    bool edited = false;    // logits are changed
+    bool named = false;     // by the mask, stop ids or biases logits are changed
+    bool edited = false;    // by these or by penalties
 
+    SampleKind() = default;
     __device__ SampleKind(const SampleCudaArgs& args, const SampleSlot& slot) {
         top_k = slot.top_k > 0 && slot.top_k < args.vocab ? slot.top_k : 0;
         // Without branches: each would wait for the slot's fields anew.
@@ -179,8 +187,17 @@ struct SampleKind {
         greedy = is_greedy(slot) | forced;
         by_tiles = !greedy & (top_k == 0) & (slot.min_p <= 0);
         cut = !greedy & (!by_tiles | (slot.top_p < 1));
-        edited = (slot.bias_count > 0) | masks | (args.allowed != nullptr) | penalties;
+        named = (slot.bias_count > 0) | masks | (args.allowed != nullptr);
+        edited = named | penalties;
     }
+};
+
+// A row's slot, and where it is not greedy what its draws are made with.
+struct SampleRowSlot : SampleSlot {
+    alignas(8) int32_t id = 0;  // < 0: padding. Not among the words that SlotWords stores
+    SampleKind kind;
+    RowWeights weigh;
+    SampleFractions fractions;
 };
 
 __device__ __forceinline__ int32_t forced_token(const SampleCudaArgs& args, const SampleSlot& slot,

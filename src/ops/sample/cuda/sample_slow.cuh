@@ -7,25 +7,19 @@
 
 namespace tessera::cuda {
 
-// What is kept: tokens with a key above `key`, and the first `ties` in order of ids of those that equal it.
-struct SampleCut {
-    uint32_t key = 0;
-    uint64_t ties = ~uint64_t{0};
-};
-
 __device__ inline void bring_tile(SampleTile& tile, int number, bool edited) {
     tile.first = number * kSampleTile + tile.lane % kSampleGroups * kSampleGroup;
     const SampleSeen seen = edited ? load_seen(tile) : SampleSeen();
     load_groups(tile, kSampleGroups);
     if (edited) {
-        uint32_t unused = 0;
-        edit_tile(tile, seen, unused);
+        edit_tile(tile, seen);
     }
 }
 
-// f(logit, its place in the tile) for each of the tile, spread over the lanes.
+// f(logit, its place in the tile) for each of the block's tile, spread over the lanes.
 template <typename F>
-__device__ __forceinline__ void for_each_logit(const SampleTile& tile, F f) {
+__device__ __forceinline__ void for_each_logit(const SampleBlock& block, F f) {
+    const SampleTile& tile = block.tile;
 #pragma unroll 4
     for (int32_t i = 0; i < kSampleTile; i += kWarp) {
         f(tile.x[i + tile.lane], i + tile.lane);
@@ -80,16 +74,21 @@ __device__ inline SampleReach reach(SampleBlock& block, const SampleDraw& draw, 
     const uint32_t range = kSampleListMax - 1 - threadIdx.x;  // the best first
     uint32_t low = kSampleEmptyKey + 1;
     uint32_t high = ordered_bits(draw.best);
-    SampleReach found;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        shared.reach = SampleReach();
+    }
     while (true) {
         const int shift = max(0, 32 - __clz(static_cast<int>(high - low)) - 9);
         __syncthreads();
         buckets.count[range] = buckets.low[range] = buckets.high[range] = 0;
         __syncthreads();
         for_each_tile(block, edited, [&](int) {
-            for_each_logit(block.tile, [&](float x, int32_t) {
+            const RowWeights weigh = draw.weigh;
+            const float best = draw.best;
+            for_each_logit(block, [&](float x, int32_t) {
                 const uint32_t key = ordered_bits(x);
-                const uint32_t weight = key >= low && key <= high ? draw.weigh.kept(x, draw.best) : 0;
+                const uint32_t weight = key >= low && key <= high ? weigh.kept(x, best) : 0;
                 if (weight > 0) {
                     const uint32_t at = (key - low) >> shift;
                     atomicAdd(buckets.count + at, 1u);
@@ -101,27 +100,27 @@ __device__ inline SampleReach reach(SampleBlock& block, const SampleDraw& draw, 
         __syncthreads();
         const uint64_t count = buckets.count[range];
         const uint64_t mass = (uint64_t{buckets.high[range]} << kLowBits) + buckets.low[range];
-        const uint64_t count_before = found.count + block.scan_before(count);
+        const uint64_t count_before = shared.reach.count + block.scan_before(count);
         __syncthreads();
-        const uint64_t mass_before = found.mass + block.scan_before(mass);
+        const uint64_t mass_before = shared.reach.mass + block.scan_before(mass);
         const bool here =
             !reached(count_before, mass_before) && reached(count_before + count, mass_before + mass);
-        if (here) {
-            shared.found = static_cast<int32_t>(range);
-            shared.reach = {true, low + (range << shift), count_before, mass_before, count};
-        }
         if (__syncthreads_or(here ? 1 : 0) == 0) {
+            SampleReach found = shared.reach;
             found.count += block.reduce(count, Sum{});
             found.mass += block.reduce(mass, Sum{});
             return found;
         }
-        found = shared.reach;
-        low = found.key;
+        if (here) {
+            shared.reach = {true, low + (range << shift), count_before, mass_before, count};
+        }
+        __syncthreads();
+        low = shared.reach.key;
         high = min(high, low + (1u << shift) - 1);
         if (shift == 0) {
-            return found;
+            return shared.reach;
         }
-        if (found.ties <= kSampleListMax) {
+        if (shared.reach.ties <= kSampleListMax) {
             if (threadIdx.x == 0) {
                 shared.token_count = 0;
             }
@@ -211,12 +210,15 @@ __device__ inline int32_t draw_by_cut(SampleBlock& block, const SampleDraw& draw
                                       bool edited) {
     SampleShared& shared = block.shared;
     for_each_tile(block, edited, [&](int number) {
+        const RowWeights weigh = draw.weigh;
+        const float best = draw.best;
+        const uint32_t least = cut.key;
         uint64_t above = 0;
         uint32_t ties = 0;
-        for_each_logit(block.tile, [&](float x, int32_t) {
+        for_each_logit(block, [&](float x, int32_t) {
             const uint32_t key = ordered_bits(x);
-            above += key > cut.key ? draw.weigh.kept(x, draw.best) : 0;
-            ties += key == cut.key ? 1 : 0;
+            above += key > least ? weigh.kept(x, best) : 0;
+            ties += key == least ? 1 : 0;
         });
         const uint64_t all_above = warp_reduce(above, Sum{});
         const uint32_t all_ties = __reduce_add_sync(kFullWarp, ties);
@@ -266,7 +268,13 @@ __device__ inline int32_t draw_by_cut(SampleBlock& block, const SampleDraw& draw
 }
 
 __device__ inline int32_t draw_slowly(SampleBlock& block, const SampleDraw& draw, bool edited) {
-    return draw_by_cut(block, draw, find_cut(block, draw, edited), edited);
+    const SampleCut found = find_cut(block, draw, edited);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        block.shared.cut = found;
+    }
+    __syncthreads();
+    return draw_by_cut(block, draw, block.shared.cut, edited);
 }
 
 // Lists the `wanted` most probable tokens, sorted; how many there are. A pass for each key, and one for the
@@ -285,7 +293,7 @@ __device__ inline int32_t list_by_keys(SampleBlock& block, uint32_t largest, int
             if (number < block.tiles) {
                 bring_tile(tile, number, false);
                 for_each_logit(
-                    tile, [&](float x, int32_t place) { mine |= x == value ? 1u << (place / kWarp) : 0u; });
+                    block, [&](float x, int32_t place) { mine |= x == value ? 1u << (place / kWarp) : 0u; });
             }
             const uint64_t all = __reduce_add_sync(kFullWarp, static_cast<uint32_t>(__popc(mine)));
             int32_t at = count + static_cast<int32_t>(block.scan_before(tile.lane == 0 ? all : uint64_t{0}));
@@ -308,7 +316,7 @@ __device__ inline int32_t list_by_keys(SampleBlock& block, uint32_t largest, int
         }
         uint32_t next = 0;
         for_each_tile(block, false, [&](int) {
-            for_each_logit(tile, [&](float x, int32_t) {
+            for_each_logit(block, [&](float x, int32_t) {
                 const uint32_t other = ordered_bits(x);
                 next = other < key ? max(next, other) : next;
             });

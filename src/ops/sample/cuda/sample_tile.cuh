@@ -116,7 +116,6 @@ struct SampleTile {
     const SampleCudaArgs& args;
     const SampleRowSlot& slot;
     int32_t row = 0;
-    int32_t slot_id = 0;
     float* x = nullptr;  // [kSampleTile] in shared memory; what is no token is -inf
     int32_t first = 0;   // lane l: the first id of group l % 8; a group that is not there begins at vocab
     int lane = 0;
@@ -129,50 +128,51 @@ struct SampleSeen {
     uint32_t prompt = 0;
     uint32_t output = 0;
     uint32_t often = 0;  // made more than once
+    int32_t word = 0;    // ids from 32 word on
 };
-__device__ inline SampleSeen load_seen(const SampleTile& tile) {
-    const int64_t words = (tile.args.vocab + 63) / 64 * 2;
-    const int64_t word = tile.first_of(tile.lane / 4) / kWarp + tile.lane % 4;
-    if (!tile.slot.has_penalties() || word >= words) {
-        return {};
+__device__ __forceinline__ SampleSeen load_seen(const SampleCudaArgs& args, int32_t slot_id, int32_t word) {
+    const auto words = static_cast<int32_t>((args.vocab + 63) / 64 * 2);
+    if (word >= words) {
+        return {0, 0, 0, word};
     }
-    const int64_t at = tile.slot_id * words + word;
-    const auto bits = [at](const uint64_t* all) { return reinterpret_cast<const uint32_t*>(all)[at]; };
-    const SampleSlots& slots = tile.args.slots;
-    return {bits(slots.prompt_seen), bits(slots.output_seen), bits(slots.output_often)};
+    const int64_t at = int64_t{slot_id} * words + word;
+    const auto bits = [at](const uint64_t* all) {
+        return load_word(reinterpret_cast<const uint32_t*>(all) + at);
+    };
+    return {bits(args.slots.prompt_seen), bits(args.slots.output_seen), bits(args.slots.output_often), word};
 }
-__device__ inline const int32_t* counts_of(const SampleTile& tile) {
-    const int32_t id = tile.first_of(tile.lane / 4) + tile.lane % 4 * kWarp;
-    return tile.args.slots.output_counts + tile.slot_id * tile.args.vocab + id;
+__device__ __forceinline__ SampleSeen load_seen(const SampleTile& tile, int32_t word) {
+    return tile.slot.has_penalties() ? load_seen(tile.args, tile.slot.id, word) : SampleSeen();
+}
+__device__ inline SampleSeen load_seen(const SampleTile& tile) {
+    return load_seen(tile, tile.first_of(tile.lane / 4) / kWarp + tile.lane % 4);
+}
+__device__ inline const int32_t* counts_of(const SampleTile& tile, const SampleSeen& seen) {
+    return tile.args.slots.output_counts + tile.slot.id * tile.args.vocab + int64_t{seen.word} * kWarp;
 }
 
 // Asks for the counts of a tile that is still to come. seen: of load_seen().
 __device__ inline void prefetch_counts(const SampleTile& tile, const SampleSeen& seen) {
-    const int32_t* counts = counts_of(tile) - 1;
+    const int32_t* counts = counts_of(tile, seen) - 1;
     for (uint32_t left = seen.often; left != 0; left &= left - 1) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(counts + __ffs(static_cast<int>(left))));
     }
 }
 
-// The penalties of the few tokens that have any. lane_key: the largest of the lane's before, and after. True
-// where that has to be looked for again. seen: of load_seen().
-__device__ inline bool apply_penalties(const SampleTile& tile, const SampleSeen& seen, uint32_t& lane_key) {
-    const int32_t* counts = counts_of(tile);
+// The penalties of the few tokens that have any; what is not finite stays so. seen: of load_seen().
+__device__ inline void apply_penalties(const SampleTile& tile, const SampleSeen& seen) {
     float* x = tile.x + kWarp * tile.lane;
-    const uint32_t before = lane_key;
-    bool lost = false;
+#pragma unroll 1
     for (uint32_t left = seen.prompt | seen.output; left != 0; left &= left - 1) {
         const int bit = __ffs(static_cast<int>(left)) - 1;
-        const int32_t count =
-            (seen.often >> bit & 1) != 0 ? counts[bit] : static_cast<int32_t>(seen.output >> bit & 1);
+        const int32_t count = (seen.often >> bit & 1) != 0 ? counts_of(tile, seen)[bit]
+                                                           : static_cast<int32_t>(seen.output >> bit & 1);
         const float old = x[bit];
-        const float now = penalised(old, (seen.prompt >> bit & 1) != 0, count, tile.slot);
-        x[bit] = now;
-        lost = lost || ordered_bits(old) == before;
-        lane_key = max(lane_key, ordered_bits(now));
+        if (old <= kSampleLogitMax) {
+            x[bit] = penalised(old, (seen.prompt >> bit & 1) != 0, count, tile.slot);
+        }
     }
     __syncwarp();
-    return lost;
 }
 
 // Tokens that the mask does not allow.
@@ -203,7 +203,7 @@ __device__ inline void apply_named_edits(const SampleTile& tile) {
             group[at] = minus_infinity();
         }
     }
-    const int64_t base = static_cast<int64_t>(tile.slot_id) * kSampleBiasMax;
+    const int64_t base = static_cast<int64_t>(tile.slot.id) * kSampleBiasMax;
     for (int32_t i = 0; i < slot.bias_count; ++i) {  // an id may have several, which add up in their order
         const int32_t at = place(tile.args.slots.bias_ids[base + i]);
         if (at >= 0) {
@@ -213,24 +213,22 @@ __device__ inline void apply_named_edits(const SampleTile& tile) {
     __syncwarp();
 }
 
-// Everything between the raw logits and the temperature, in place. The order is that of sample.h. lane_key:
-// the largest key of the lane's before, and after. True where that has to be looked for again.
-__device__ inline bool edit_tile(const SampleTile& tile, const SampleSeen& seen, uint32_t& lane_key) {
-    bool lost = false;
+// Everything between the raw logits and the temperature, in place. The order is that of sample.h. True where
+// anything has changed.
+__device__ inline bool edit_tile(const SampleTile& tile, const SampleSeen& seen) {
+    bool changed = tile.slot.kind.named;
     __syncwarp();  // the other lanes have read what this one writes
-    if (tile.args.allowed != nullptr) {
-        apply_mask(tile);
-        lost = true;
-    }
-    if (tile.slot.bias_count > 0 || masks_stops(tile.slot)) {
+    if (changed) {
+        if (tile.args.allowed != nullptr) {
+            apply_mask(tile);
+        }
         apply_named_edits(tile);
-        lost = true;
     }
     if (__any_sync(kFullWarp, (seen.prompt | seen.output) != 0)) {
-        const bool here = apply_penalties(tile, seen, lane_key);
-        lost = __any_sync(kFullWarp, here) != 0 || lost;
+        apply_penalties(tile, seen);
+        changed = true;
     }
-    return lost;
+    return changed;
 }
 
 // The token drawn from the tile by its tokens' weights; their sum too.
@@ -275,21 +273,27 @@ __device__ inline void tell_raw(const SampleTile& tile, SampleTileWords& words, 
     put_groups(words.raw_groups, lane_key, tile.lane);
 }
 
-// All that the row needs of a tile that has been brought. tell(best): where the tile's best token tells all
-// that the row needs, and the row is gathered.
-template <bool Gathers, typename Tell>
+// All that the row needs of a tile that has been brought.
 __device__ inline void tell_tile(const SampleTile& tile, const SampleKind& kind, const SampleSeen& seen,
-                                 SampleTileWords& words, Tell tell) {
+                                 SampleTileWords& words) {
     const SampleLane mine(tile.x, tile.lane);
-    uint32_t lane_key = mine.key();
-    uint32_t key = __reduce_max_sync(kFullWarp, lane_key);
-    if (tile.slot.logprobs != 0) {
-        tell_raw(tile, words, lane_key, key);
+    uint32_t lane_key = 0;
+    uint32_t key = 0;
+    // Penalties alone leave what is not finite as it is: then the logits are looked at once.
+    const bool before = kind.named || tile.slot.logprobs != 0;
+    bool again = !before;
+    if (before) {
+        lane_key = mine.key();
+        key = __reduce_max_sync(kFullWarp, lane_key);
+        if (tile.slot.logprobs != 0) {
+            tell_raw(tile, words, lane_key, key);
+        }
     }
     if (kind.edited && key < kSampleInfinityKey) {
-        if (edit_tile(tile, seen, lane_key)) {
-            lane_key = mine.key();
-        }
+        again = edit_tile(tile, seen) || again;
+    }
+    if (again) {
+        lane_key = mine.key();
         key = __reduce_max_sync(kFullWarp, lane_key);
     }
     if (kind.cut) {
@@ -305,12 +309,7 @@ __device__ inline void tell_tile(const SampleTile& tile, const SampleKind& kind,
             static_cast<uint32_t>(kWarp * owner + first_lane(tile.x[kWarp * owner + tile.lane] == best));
     }
     if (tile.lane == 0 && (kind.greedy || kind.by_tiles)) {
-        if (Gathers && !kind.cut) {
-            tell(make_uint4(key, draw.place, static_cast<uint32_t>(draw.sum),
-                            static_cast<uint32_t>(draw.sum >> 32)));
-        } else {
-            put_words(words.best, key, draw.place, draw.sum);
-        }
+        put_words(words.best, key, draw.place, draw.sum);
     }
 }
 
@@ -340,7 +339,7 @@ __device__ inline void finish_row(const SampleTile& tile, Choice choice, double 
         result.logprob = static_cast<float>(static_cast<double>(logit) - log_sum);
     }
     if (!failed) {
-        append_output(args, slot, tile.slot_id, choice.token, choice.made);
+        append_output(args, slot, tile.slot.id, choice.token, choice.made);
     }
 }
 
