@@ -111,18 +111,7 @@ __device__ __forceinline__ void narrow_init_barriers(const NarrowMemory<Shape>& 
     barrier_init_fence();
 }
 
-// As copy_bulk() of what is read once: the level-2 cache gives it up first, and keeps more of out until it is
-// added.
-__device__ __forceinline__ void copy_bulk_once(uint32_t to, const void* from, uint32_t bytes,
-                                               uint32_t barrier) {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-        : "memory");
-}
+// The level-2 cache keeps it until it is added.
 __device__ __forceinline__ void store_to_keep(uint8_t* to, uint4 v) {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
