@@ -16,7 +16,7 @@ struct ExpertsItem {
     int32_t expert = 0;  // of the routed ones
     int32_t row = 0;     // first of the sorted rows
     int32_t rows = 0;
-    int32_t unused = 0;
+    int32_t place = 0;  // among the items of gate and up
 };
 
 // Per expert, of the routed ones or of the shared one.
@@ -34,25 +34,62 @@ struct ExpertsSide {
 };
 
 struct ExpertsArgs {
+    // First what a block begins with: parameters come from memory, 64 bytes at once.
+    int32_t hidden = 0;
+    int32_t tokens = 0;
+    int32_t shared_items = 0;         // the first items; none without a shared expert
+    int32_t shared_rows = 0;          // of each but the last
+    int32_t shared_row = 0;           // sorted row of token 0
+    int32_t early_items = 0;          // the first routed items are the first of each expert, by number
+    int32_t gate_tiles = 0;           // of an item; int4: not given
+    int32_t shared_gate_tiles = 0;    // the same
+    const int32_t* chosen = nullptr;  // [tokens, k]: each block makes the plan for itself; null: not
+    int32_t k = 0;
+    int32_t experts = 0;
+    int32_t x_stride = 0;                // bytes
+    bool x_sorted = false;               // x lies in the order of the rows as well
+    bool down_pairs = false;             // maps of down: a warp's 16 rows of two blocks are neighbours
+    const ExpertsItem* items = nullptr;  // the routed ones for gate and up; an early one may have no rows
+    const ExpertsItem* down_items = nullptr;  // for down: those with rows
+    const int32_t* routed_items = nullptr;    // [2] their numbers
+    const int32_t* row_source = nullptr;      // the token of each routed row
+    // A plan of its own, in place of these four.
+    int32_t* slots = nullptr;  // [tokens, k]: the sorted row of each pair, -1 without one
+    uint32_t* left = nullptr;  // [1]: blocks that have left, less one, modulo all
+    int32_t ready_count = 0;
+    const float* x_scale = nullptr;  // [tokens]: int4 weights only
+    // Counters begin at 0, of blocks with a plan of their own at kOwnCounter.
+    int32_t* next_tile = nullptr;  // [1]
+    int32_t* ready = nullptr;      // [items]: consumers that have stored a tile of act
+    uint8_t* act = nullptr;        // [sorted rows, act_stride]
+    void* out = nullptr;           // [sorted rows, hidden] bfloat16
+    int64_t act_stride = 0;        // elements
     ExpertsSide routed;
     ExpertsSide shared;
-    int32_t hidden = 0;
-    int32_t x_stride = 0;  // bytes
-    int32_t tokens = 0;
-    bool x_sorted = false;                  // x lies in the order of the rows as well
-    bool down_pairs = false;                // maps of down: a warp's 16 rows of two blocks are neighbours
-    int32_t shared_items = 0;               // the first items; none without a shared expert
-    int32_t shared_rows = 0;                // of each but the last
-    int32_t shared_row = 0;                 // sorted row of token 0
-    const ExpertsItem* items = nullptr;     // the routed ones
-    const int32_t* routed_items = nullptr;  // [1] their number
-    const int32_t* row_source = nullptr;    // the token of each routed row
-    const float* x_scale = nullptr;         // [tokens]: int4 weights only
-    int32_t* next_tile = nullptr;           // [1]
-    int32_t* ready = nullptr;               // [items]: consumers that have stored a tile of act
-    uint8_t* act = nullptr;                 // [sorted rows, act_stride]
-    void* out = nullptr;                    // [sorted rows, hidden] bfloat16
-    int64_t act_stride = 0;                 // elements
+};
+
+// Steps of a block's first tile whose weights are asked for at once, before its rows are known.
+inline constexpr int kEarlySteps = 4;
+
+// A plan in shared memory: of so many pairs and experts at most.
+inline constexpr int kOwnPairs = 1024;
+inline constexpr int kOwnExperts = 256;
+inline constexpr int32_t kOwnCounter = -1;  // as a workspace is at first
+// As ExpertsItem.
+struct OwnItem {
+    uint16_t expert = 0;
+    uint16_t row = 0;
+    uint16_t rows = 0;
+    uint16_t unused = 0;
+};
+template <int TileMax>
+struct ExpertsOwnPlan {
+    static constexpr int kItems = kOwnExperts + kOwnPairs / TileMax;
+    OwnItem items[kItems];
+    uint16_t down_items[kItems];  // those with rows
+    uint16_t tokens[kOwnPairs];   // of the sorted rows
+    int2 routed_items;
+    uint32_t warps[4];
 };
 
 // How far a block of experts_kernel looks ahead in the list of down tiles, and what it expects.
@@ -99,7 +136,9 @@ struct ExpertsShape {
     static constexpr int kBarriers = kBuffers + (kOwnBuffer && Blocks > 1 ? 2 * kResultBytes : 0);
     static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
     static constexpr int kSlotBytes = 32 + TileMax * 4 + 16;
-    static constexpr int kBytes = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;
+    static constexpr bool kOwnPlan = TileMax <= 64;  // it has room for one
+    static constexpr int kPlan = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;
+    static constexpr int kBytes = kPlan + (kOwnPlan ? sizeof(ExpertsOwnPlan<TileMax>) : 0);
     static_assert(kBytes <= 232448);
 };
 
@@ -163,6 +202,10 @@ struct ExpertsMemory {
     __device__ __forceinline__ int32_t* row_offsets(int slot) const {
         return reinterpret_cast<int32_t*>(tile(slot) + 1);
     }
+    // With kOwnPlan.
+    __device__ __forceinline__ ExpertsOwnPlan<Shape::kTileMax>* own_plan() const {
+        return reinterpret_cast<ExpertsOwnPlan<Shape::kTileMax>*>(base + Shape::kPlan);
+    }
     // An ExpertsScales, without kRowScales.
     __device__ __forceinline__ float* scales(int slot) const {
         return reinterpret_cast<float*>(row_offsets(slot) + Shape::kTileMax);
@@ -177,11 +220,12 @@ __device__ __forceinline__ const ExpertsSide& experts_side(const ExpertsArgs& ar
     return tile.shared != 0 ? args.shared : args.routed;
 }
 
-// Bytes of one row of a phase's inputs.
+// Bytes of one row of a phase's inputs; of a tile without rows those that were asked for early.
 template <bool Fp8>
 __device__ __forceinline__ int experts_input_bytes(const ExpertsArgs& args, const ExpertsTile& tile) {
     const int inputs = tile.phase == 0 ? args.hidden : experts_side(args, tile).width;
-    return inputs * (Fp8 ? 1 : 2);
+    const int bytes = inputs * (Fp8 ? 1 : 2);
+    return tile.rows > 0 ? bytes : min(bytes, kEarlySteps * kSwizzleRowBytes);
 }
 
 // One thread.

@@ -22,17 +22,39 @@ __global__ void __launch_bounds__(kExpertsThreads, 1)
     const int warpgroup = static_cast<int>(threadIdx.x / 128);
     if (threadIdx.x == 0) {
         experts_init_barriers(memory);
+    } else if (threadIdx.x == 32) {
+        prefetch_map(&args.routed.gate_up);
+        prefetch_map(&args.shared.gate_up);
     }
     __syncthreads();
     let_next_kernel_start();
     if (warpgroup == 2) {
         registers_give<Shape::kBringRegisters>();
         const int warp = static_cast<int>(threadIdx.x % 128 / 32);
+        float scale = 1;
+        int early_steps = 0;
+        {
+            const ExpertsTile tile = experts_early_tile<Shape>(args, memory);
+            early_steps = experts_early_steps<Fp8>(args, tile);
+            if (warp == 0) {
+                scale = experts_raw_scale<Fp8>(args, tile, static_cast<int>(threadIdx.x % 32));
+            } else if (threadIdx.x % 128 == 32 && early_steps > 0) {
+                ExpertsRing<Shape::kStages> stages = memory.stages();
+                experts_bring_steps<Fp8>(args, memory, stages, tile, {.end = early_steps});
+            }
+            __syncwarp();
+        }
+        if constexpr (Shape::kOwnPlan) {
+            if (has_own_plan<Shape>(args)) {
+                wait_for_previous_kernel();
+                own_plan(args, memory);
+            }
+        }
         if (warp == 0) {
-            experts_schedule<Fp8>(args, memory, look);
+            experts_schedule<Fp8>(args, memory, look, scale);
         } else if (warp == 1) {
             if (threadIdx.x % 32 == 0) {
-                experts_bring_weights<Fp8>(args, memory, look);
+                experts_bring_weights<Fp8>(args, memory, look, early_steps);
             }
         } else {
             experts_bring_rows<Fp8>(args, memory, static_cast<int>(threadIdx.x % 64));

@@ -6,6 +6,7 @@
 
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/moe/cuda/experts.cuh"
+#include "ops/moe/cuda/own_plan.cuh"
 
 namespace tessera::cuda {
 
@@ -15,19 +16,61 @@ __device__ __forceinline__ int load_acquire(const int32_t* from) {
     return value;
 }
 
+// Whether a block makes the plan for itself.
+template <typename Shape>
+__device__ __forceinline__ bool has_own_plan(const ExpertsArgs& args) {
+    return Shape::kOwnPlan && args.chosen != nullptr;
+}
+template <typename Shape>
+__device__ __forceinline__ int2 experts_routed_items(const ExpertsArgs& args,
+                                                     const ExpertsMemory<Shape>& memory) {
+    if constexpr (Shape::kOwnPlan) {
+        if (args.chosen != nullptr) {
+            return memory.own_plan()->routed_items;
+        }
+    }
+    return *reinterpret_cast<const int2*>(args.routed_items);
+}
+template <typename Shape>
+__device__ __forceinline__ int experts_row_token(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
+                                                 int row) {
+    if constexpr (Shape::kOwnPlan) {
+        if (args.chosen != nullptr) {
+            return memory.own_plan()->tokens[row];
+        }
+    }
+    return args.row_source[row];
+}
+
 // The item `index` of the shared ones and then the routed ones, as a tile without place.
-__device__ __forceinline__ ExpertsTile experts_item(const ExpertsArgs& args, int index) {
-    ExpertsTile tile{.item = index};
+template <typename Shape>
+__device__ __forceinline__ ExpertsTile experts_item(const ExpertsArgs& args,
+                                                    const ExpertsMemory<Shape>& memory, int index,
+                                                    int phase) {
+    ExpertsTile tile{.phase = phase, .item = index};
     if (index < args.shared_items) {
         const int first = index * args.shared_rows;
         tile.shared = 1;
         tile.row = args.shared_row + first;
         tile.rows = min(args.shared_rows, args.tokens - first);
+    } else if (has_own_plan<Shape>(args)) {
+        if constexpr (Shape::kOwnPlan) {
+            const auto& plan = *memory.own_plan();
+            const int at =
+                phase == 0 ? index - args.shared_items : plan.down_items[index - args.shared_items];
+            const OwnItem item = plan.items[at];
+            tile.expert = item.expert;
+            tile.row = item.row;
+            tile.rows = item.rows;
+            tile.item = args.shared_items + at;
+        }
     } else {
-        const int4 item = *reinterpret_cast<const int4*>(args.items + (index - args.shared_items));
+        const ExpertsItem* items = phase == 0 ? args.items : args.down_items;
+        const int4 item = *reinterpret_cast<const int4*>(items + (index - args.shared_items));
         tile.expert = item.x;
         tile.row = item.y;
         tile.rows = item.z;
+        tile.item = args.shared_items + item.w;
     }
     return tile;
 }
@@ -42,16 +85,19 @@ struct ExpertsList {
     int gates = 0;
     int downs = 0;
 
-    __device__ __forceinline__ ExpertsList(const ExpertsArgs& args, int routed_items)
-        : gate_tiles((args.routed.width + Shape::kOutputs - 1) / Shape::kOutputs),
-          shared_gate_tiles((args.shared.width + Shape::kOutputs - 1) / Shape::kOutputs),
+    // Of items for gate and up, and for down.
+    __device__ __forceinline__ ExpertsList(const ExpertsArgs& args, int2 routed_items)
+        : gate_tiles(Shape::kRowScales ? (args.routed.width + Shape::kOutputs - 1) / Shape::kOutputs
+                                       : args.gate_tiles),
+          shared_gate_tiles(args.shared_gate_tiles),
           down_tiles((args.hidden + Shape::kWeightRows - 1) / Shape::kWeightRows),
           shared_gates(args.shared_items * shared_gate_tiles),
-          gates(shared_gates + routed_items * gate_tiles),
-          downs((args.shared_items + routed_items) * down_tiles) {}
+          gates(shared_gates + routed_items.x * gate_tiles),
+          downs((args.shared_items + routed_items.y) * down_tiles) {}
 
     // All gate and up tiles, then all down tiles, `run` at once; within each by item.
-    __device__ __forceinline__ ExpertsTile tile(const ExpertsArgs& args, int index, int run) const {
+    __device__ __forceinline__ ExpertsTile tile(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
+                                                int index, int run) const {
         int item = 0;
         int place = 0;
         if ((index - gates) * run >= downs) {
@@ -67,13 +113,32 @@ struct ExpertsList {
             item = args.shared_items + (index - shared_gates) / gate_tiles;
             place = (index - shared_gates) % gate_tiles;
         }
-        ExpertsTile tile = experts_item(args, item);
-        tile.phase = index >= gates ? 1 : 0;
+        ExpertsTile tile = experts_item(args, memory, item, index >= gates ? 1 : 0);
         tile.tile = place;
         tile.columns = max((tile.rows + 15) / 16 * 16, Shape::kTileMin);
         return tile;
     }
 };
+
+// A block's first tile is its own number. What is known of it without the plan: all of the shared expert's,
+// of an early item no rows; phase -1 if it is none of these.
+template <typename Shape>
+__device__ __forceinline__ ExpertsTile experts_early_tile(const ExpertsArgs& args,
+                                                          const ExpertsMemory<Shape>& memory) {
+    const ExpertsList<Shape> list(args, make_int2(args.early_items, 0));
+    const int first = static_cast<int>(blockIdx.x);
+    if (first < list.shared_gates) {
+        return list.tile(args, memory, first, 1);
+    }
+    if (first >= list.gates) {
+        return {};
+    }
+    const int item = (first - list.shared_gates) / list.gate_tiles;
+    return {.phase = 0,
+            .item = args.shared_items + item,
+            .expert = item,
+            .tile = (first - list.shared_gates) % list.gate_tiles};
+}
 
 // The two warps copy so many rows at once, with 8 threads each.
 inline constexpr int kCopyRows = kExpertsRowWarps * 32 / 8;
@@ -88,9 +153,13 @@ __device__ __forceinline__ int experts_offset_place(int row) {
 
 // The scale that lane 0, 1 or 2 brings for a tile: gate's, up's and the next input's; of down its own and its
 // input's.
+template <bool Fp8>
 __device__ __forceinline__ float experts_raw_scale(const ExpertsArgs& args, const ExpertsTile& tile,
                                                    int lane) {
     const ExpertsSide& side = experts_side(args, tile);
+    if (!Fp8 || tile.phase < 0) {
+        return 1;
+    }
     if (tile.phase == 0) {
         return lane < 2 ? side.gate_up_scale[2 * tile.expert + lane] : side.down_input_scale[tile.expert];
     }
@@ -103,36 +172,41 @@ __device__ __forceinline__ float experts_scale(const ExpertsArgs& args, const Ex
     return tile.phase != 0 ? product : lane < 2 ? raw * experts_side(args, tile).input_scale : __frcp_rn(raw);
 }
 
-// With the tile go its scales, for which a consumer would wait between two tiles.
+// With the tile go its scales, for which a consumer would wait between two tiles. raw: from
+// experts_raw_scale().
 template <bool Fp8, typename Shape>
 __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
-                                                ExpertsRing<Shape::kSlots>& tiles, const ExpertsTile& tile) {
+                                                ExpertsRing<Shape::kSlots>& tiles, const ExpertsTile& tile,
+                                                float raw) {
+    constexpr int kEach = Shape::kTileMax > 64 ? (Shape::kRowScales ? 2 : 3) : (Shape::kTileMax + 31) / 32;
     const int lane = static_cast<int>(threadIdx.x % 32);
     barrier_wait(tiles.empty(), tiles.parity ^ 1);
-    float scale = 1;
-    if (Fp8 && tile.phase >= 0) {
-        scale = experts_raw_scale(args, tile, lane);  // on its way beside the list of rows
-    }
     if (lane == 0) {
         *memory.tile(tiles.stage) = tile;
     }
-    if (tile.phase == 0 && !args.x_sorted) {
-        int32_t* offsets = memory.row_offsets(tiles.stage);
-        for (int i = lane; i < tile.rows; i += 32) {
-            const int token =
-                tile.shared != 0 ? tile.row - args.shared_row + i : args.row_source[tile.row + i];
-            offsets[experts_offset_place<Shape>(i)] = token * args.x_stride;
+    const bool listed = tile.phase == 0 && (Shape::kRowScales || !args.x_sorted);
+    for (int begin = lane; listed && begin < tile.rows; begin += 32 * kEach) {
+        int token[kEach];
+#pragma unroll
+        for (int n = 0; n < kEach; ++n) {  // on their way at once
+            const int i = begin + 32 * n;
+            token[n] = i >= tile.rows     ? 0
+                       : tile.shared != 0 ? tile.row - args.shared_row + i
+                                          : experts_row_token(args, memory, tile.row + i);
         }
-    }
-    if constexpr (Shape::kRowScales) {
-        for (int i = lane; tile.phase == 0 && i < tile.rows; i += 32) {
-            memory.row_scales(tiles.stage)[i] = args.x_scale[args.row_source[tile.row + i]];
+#pragma unroll
+        for (int n = 0; n < kEach; ++n) {
+            const int i = begin + 32 * n;
+            if (i < tile.rows) {
+                memory.row_offsets(tiles.stage)[experts_offset_place<Shape>(i)] = token[n] * args.x_stride;
+                if constexpr (Shape::kRowScales) {
+                    memory.row_scales(tiles.stage)[i] = args.x_scale[token[n]];
+                }
+            }
         }
     }
     if constexpr (!Shape::kRowScales) {
-        if constexpr (Fp8) {
-            scale = experts_scale(args, tile, lane, scale);
-        }
+        const float scale = Fp8 ? experts_scale(args, tile, lane, raw) : 1.0f;
         if (lane < 4) {
             memory.scales(tiles.stage)[lane] = scale;
         }
@@ -144,30 +218,31 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
 
 // One warp. A block's first tile is its own number, further ones come from the common counter: taken when the
 // one before the last is loaded, as late as hides this, so that the blocks end together. Down tiles may be
-// few stages each: of these some at once, and while further ones are left.
+// few stages each: of these some at once, and while further ones are left. scale: of experts_early_tile(), as
+// from experts_raw_scale().
 template <bool Fp8 = false, typename Shape>
 __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
-                                                 const ExpertsLook& look = {}) {
+                                                 const ExpertsLook& look, float scale = 1) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
-    const int first = static_cast<int>(blockIdx.x);
-    bool early = false;
-    if constexpr (!Shape::kRowScales) {
-        // A first tile of the shared expert needs no plan. int4: it is another launch's.
-        const ExpertsList<Shape> shared(args, 0);
-        early = first < shared.shared_gates;
-        if (early) {
-            experts_publish<Fp8>(args, memory, tiles, shared.tile(args, first, 1));
-        }
-    }
     wait_for_previous_kernel();
-    const ExpertsList<Shape> list(args, *args.routed_items);
-    ExpertsTile tile = list.tile(args, first, look.run);
+    const int2 routed_items = experts_routed_items(args, memory);
+    ExpertsTile tile = experts_early_tile<Shape>(args, memory);
+    if (tile.phase == 0 && tile.shared == 0) {  // its item does not wait for their number
+        const int place = tile.tile;
+        tile = experts_item(args, memory, tile.item, 0);
+        tile.tile = place;
+        tile.columns = max((tile.rows + 15) / 16 * 16, Shape::kTileMin);
+    }
+    const ExpertsList<Shape> list(args, routed_items);
+    if (tile.phase < 0) {
+        tile = list.tile(args, memory, static_cast<int>(blockIdx.x), look.run);
+        scale = experts_raw_scale<Fp8>(args, tile, lane);
+    }
+    const int begin = has_own_plan<Shape>(args) ? kOwnCounter : 0;
     int left = 0;  // tiles that are published, the one under way among them
     for (;;) {
-        if (!early) {
-            experts_publish<Fp8>(args, memory, tiles, tile);
-        }
-        early = false;
+        experts_publish<Fp8>(args, memory, tiles, tile, scale);
         if (tile.phase < 0) {
             return;
         }
@@ -182,83 +257,97 @@ __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const 
             barrier_wait(tiles.empty() + 8 * (round * Shape::kSlots - left), tiles.parity ^ round);
         }
         int next = 0;
-        if (threadIdx.x % 32 == 0) {
+        if (lane == 0) {
             next = atomicAdd(args.next_tile, 1);
         }
-        next = __shfl_sync(0xFFFFFFFFu, next, 0) + static_cast<int>(gridDim.x);
-        tile = list.tile(args, next, look.run);
+        next = __shfl_sync(0xFFFFFFFFu, next, 0) - begin + static_cast<int>(gridDim.x);
+        tile = list.tile(args, memory, next, look.run);
         if constexpr (Shape::kRowScales) {
             // int4 alone: whether act is known to be there. Its load and the item's wait together.
             if (tile.phase == 1) {
                 tile.shared = load_acquire(args.ready + tile.item);
             }
         }
+        scale = experts_raw_scale<Fp8>(args, tile, lane);
     }
 }
 
-// A block's first tile is its own number. One of the shared expert needs no plan. int4: it is another
-// launch's.
-template <typename Shape>
-__device__ __forceinline__ ExpertsTile experts_first_tile(const ExpertsArgs& args, const ExpertsLook& look) {
-    const int first = static_cast<int>(blockIdx.x);
-    if constexpr (!Shape::kRowScales) {
-        const ExpertsList<Shape> shared(args, 0);
-        if (first < shared.shared_gates) {
-            return shared.tile(args, first, 1);
+struct ExpertsSteps {
+    int begin = 0;
+    int end = 0;
+};
+// One thread. The weights of some stages of a tile.
+template <bool Fp8, typename Shape>
+__device__ __forceinline__ void experts_bring_steps(const ExpertsArgs& args,
+                                                    const ExpertsMemory<Shape>& memory,
+                                                    ExpertsRing<Shape::kStages>& stages,
+                                                    const ExpertsTile& tile, const ExpertsSteps& steps) {
+    constexpr int kStep = kSwizzleRowBytes / (Fp8 ? 1 : 2);
+    const ExpertsSide& side = experts_side(args, tile);
+    const int first_row = tile.expert * args.hidden + tile.tile * Shape::kWeightRows;
+    for (int step = steps.begin; step < steps.end; ++step) {
+        const uint32_t to = memory.address + stages.stage * Shape::kStageBytes;
+        barrier_wait(stages.empty(), stages.parity ^ 1);
+        barrier_arrive_expect(stages.full(), Shape::kWeightBytes);
+        if (tile.phase == 1 && Shape::kBlocks == 2 && args.down_pairs) {
+#pragma unroll
+            for (int half = 0; half < Shape::kBlocks; ++half) {
+                copy_box(to + half * 2 * Shape::kBlockBytes, &side.down,
+                         {step * kStep, 0, 0, 0, first_row / 128 + half}, stages.full());
+            }
+        } else if (tile.phase == 1) {
+#pragma unroll
+            for (int half = 0; half < Shape::kBlocks; ++half) {
+                copy_box(to + half * 2 * Shape::kBlockBytes, &side.down, step * kStep, first_row + 128 * half,
+                         stages.full());
+            }
+        } else if constexpr (Shape::kBlocks == 1) {
+            copy_box(to, &side.gate_up, {step * kStep, 0, 0, tile.tile * 8, tile.expert}, stages.full());
+        } else {
+#pragma unroll
+            for (int block = 0; block < 4; ++block) {
+                copy_box(to + block * Shape::kBlockBytes, &side.gate_up,
+                         {step * kStep, 0, 0, tile.tile * 8 + block / 2 * 4, 2 * tile.expert + block % 2},
+                         stages.full());
+            }
         }
+        stages.advance();
     }
-    wait_for_previous_kernel();
-    return ExpertsList<Shape>(args, *args.routed_items).tile(args, first, look.run);
 }
 
-// One thread. The first tile's weights do not wait for its list of rows, if these are few.
+// Stages of a tile.
+template <bool Fp8>
+__device__ __forceinline__ int experts_steps(const ExpertsArgs& args, const ExpertsTile& tile) {
+    return (experts_input_bytes<Fp8>(args, tile) + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
+}
+
+// How many stages of a first tile are brought early.
+template <bool Fp8>
+__device__ __forceinline__ int experts_early_steps(const ExpertsArgs& args, const ExpertsTile& tile) {
+    return tile.phase < 0 ? 0 : min(experts_steps<Fp8>(args, tile), kEarlySteps);
+}
+
+// One thread. `early`: the stages of the first tile that are brought already.
 template <bool Fp8, typename Shape>
 __device__ __forceinline__ void experts_bring_weights(const ExpertsArgs& args,
                                                       const ExpertsMemory<Shape>& memory,
-                                                      const ExpertsLook& look) {
-    constexpr int kStep = kSwizzleRowBytes / (Fp8 ? 1 : 2);
-    constexpr bool kEager = Shape::kTileMax <= 64;  // else registers are too few
+                                                      const ExpertsLook& look, int early) {
     ExpertsRing<Shape::kStages> stages = memory.stages();
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
-    for (bool first = true;; first = false) {
-        const ExpertsTile tile =
-            kEager && first ? experts_first_tile<Shape>(args, look) : acquire_tile(memory, tiles);
+    stages.advance(early);
+    bool here = has_own_plan<Shape>(args) && early == 0;  // the first tile is known before it is told
+    for (;; here = false) {
+        const ExpertsTile tile = here ? ExpertsList<Shape>(args, experts_routed_items(args, memory))
+                                            .tile(args, memory, static_cast<int>(blockIdx.x), look.run)
+                                      : acquire_tile(memory, tiles);
         barrier_arrive(tiles.empty());
         tiles.advance();
         if (tile.phase < 0) {
             return;
         }
-        const ExpertsSide& side = experts_side(args, tile);
-        const int steps = (experts_input_bytes<Fp8>(args, tile) + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
-        const int first_row = tile.expert * args.hidden + tile.tile * Shape::kWeightRows;
-        for (int step = 0; step < steps; ++step) {
-            const uint32_t to = memory.address + stages.stage * Shape::kStageBytes;
-            barrier_wait(stages.empty(), stages.parity ^ 1);
-            barrier_arrive_expect(stages.full(), Shape::kWeightBytes);
-            if (tile.phase == 1 && Shape::kBlocks == 2 && args.down_pairs) {
-#pragma unroll
-                for (int half = 0; half < Shape::kBlocks; ++half) {
-                    copy_box(to + half * 2 * Shape::kBlockBytes, &side.down,
-                             {step * kStep, 0, 0, 0, first_row / 128 + half}, stages.full());
-                }
-            } else if (tile.phase == 1) {
-#pragma unroll
-                for (int half = 0; half < Shape::kBlocks; ++half) {
-                    copy_box(to + half * 2 * Shape::kBlockBytes, &side.down, step * kStep,
-                             first_row + 128 * half, stages.full());
-                }
-            } else if constexpr (Shape::kBlocks == 1) {
-                copy_box(to, &side.gate_up, {step * kStep, 0, 0, tile.tile * 8, tile.expert}, stages.full());
-            } else {
-#pragma unroll
-                for (int block = 0; block < 4; ++block) {
-                    copy_box(to + block * Shape::kBlockBytes, &side.gate_up,
-                             {step * kStep, 0, 0, tile.tile * 8 + block / 2 * 4, 2 * tile.expert + block % 2},
-                             stages.full());
-                }
-            }
-            stages.advance();
-        }
+        experts_bring_steps<Fp8>(args, memory, stages, tile,
+                                 {.begin = early, .end = experts_steps<Fp8>(args, tile)});
+        early = 0;
     }
 }
 
@@ -321,12 +410,14 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
     constexpr int kStep = kSwizzleRowBytes / (Fp8 ? 1 : 2);
     ExpertsRing<Shape::kStages> stages = memory.stages();
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
-    int known = -1;  // the item whose rows of act are there
+    const int begin = has_own_plan<Shape>(args) ? kOwnCounter : 0;  // of counters
+    int known = -1;                                                 // the item whose rows of act are there
     for (;;) {
         const ExpertsTile tile = acquire_tile(memory, tiles);
         if (tile.phase < 0) {
             break;
         }
+        wait_for_previous_kernel();  // at the first tile: the shared expert's comes before that
         const ExpertsSide& side = experts_side(args, tile);
         const int input_bytes = experts_input_bytes<Fp8>(args, tile);
         if (tile.phase == 0 && !args.x_sorted) {
@@ -340,7 +431,7 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
             if (tile.phase == 1 && tile.item != known && thread < boxes) {
                 const int tiles = (side.width + Shape::kOutputs - 1) / Shape::kOutputs;
                 const int target = Shape::kReadyTiles * tiles;
-                while (load_acquire(args.ready + tile.item) < target) {
+                while (load_acquire(args.ready + tile.item) - begin < target) {
                     __nanosleep(64);
                 }
                 fence_proxy_async_all();
@@ -362,6 +453,9 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
         }
         release_tile(tiles);
         tiles.advance();
+    }
+    if (has_own_plan<Shape>(args) && thread < 32) {
+        own_plan_leave(args);
     }
     // The block must not end while copies are under way into its memory.
     copy_async_commit();

@@ -41,6 +41,7 @@ struct ExpertsW4Shape {
     static constexpr int kBarriers = Stages * kStageBytes;
     static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
     static constexpr bool kRowScales = true;
+    static constexpr bool kOwnPlan = false;
     static constexpr int kSlotBytes = 32 + TileMax * 8 + 16;
     // For each consumer: the rows' scales, and up to 64 rows of results.
     static constexpr int kResults = (TileMax * 4 + 127) / 128 * 128;

@@ -88,17 +88,23 @@ struct Layout {
     int64_t shared_rows = 0;  // of an item
     int64_t mean_rows = 0;    // of a routed one, where tokens spread evenly
     int64_t items_max = 0;
+    int32_t early_items = 0;  // see ExpertsArgs
     int64_t counters_count = 0;
     // Offsets.
-    int64_t counters = 0, items = 0, row_source = 0, slots = 0, x = 0, shared_x = 0, sorted_x = 0;
+    int64_t counters = 0, items = 0, down_items = 0, row_source = 0, slots = 0, x = 0, shared_x = 0,
+            sorted_x = 0;
     int64_t act = 0, out = 0;
     int64_t x_scale = 0, act_bf16 = 0, act_scale = 0;  // int4 only
     int64_t beside = 0;                                // int4 only: the layout of the shared expert
     int64_t bytes = 0;
 };
 
-// The counters: the next tile, the number of routed items, ready[items]; with int4 stored[items] too.
-constexpr int64_t kReady = 2;
+// The counters: the next tile, the numbers of routed items, ready[items]; with int4 stored[items] too.
+constexpr int64_t kRoutedItems = 2;
+constexpr int64_t kReady = 4;
+
+// Where experts have fewer rows, many have none, and what is asked for early would be of no use.
+constexpr int64_t kEarlyMean = 2;
 
 // Rows of an item of the shared expert, at most tile_max and as equal as steps of 16 allow. The tiles of a
 // dense layer are few and long: there the blocks' last round counts as well.
@@ -124,6 +130,42 @@ int64_t shared_item_rows(const MoeCudaTensors& tensors, int64_t tokens, int64_t 
     }
     return best;
 }
+
+// Tiles of gate and up of an item, not int4.
+int64_t gate_tiles(int tile_max, int64_t width) {
+    static_assert(MiddleShape::kOutputs == WideShape::kOutputs);
+    const int64_t outputs = tile_max == NarrowShape::kTileMax ? NarrowShape::kOutputs : MiddleShape::kOutputs;
+    return (width + outputs - 1) / outputs;
+}
+
+// Whether each block of the experts' kernel makes the plan for itself.
+bool plans_itself(const MoeCudaTensors& t, int64_t pairs, int tile_max) {
+    return t.dtype != DType::kInt4 && t.experts > 0 && t.experts <= kOwnExperts && pairs > 0 &&
+           pairs <= kOwnPairs && tile_max <= MiddleShape::kTileMax;
+}
+// How many experts' first items are the first routed ones: as many as the blocks' first tiles reach, if
+// nearly all experts have tokens, and one item each, since neighbours share their weights. int4: none, its
+// blocks wait for the tokens in e4m3 as well. Where each block makes the plan, its code would wait behind
+// these weights.
+int64_t early_items(const MoeCudaTensors& t, const Layout& layout, int64_t sm_count) {
+    if (t.dtype == DType::kInt4 || t.experts == 0 || t.width == 0 ||
+        layout.routed_rows < kEarlyMean * t.experts || layout.routed_rows > layout.tile_max * t.experts ||
+        plans_itself(t, layout.routed_rows, layout.tile_max)) {
+        return 0;
+    }
+    const int64_t shared_tiles = layout.shared_items * gate_tiles(layout.tile_max, t.shared_width);
+    const int64_t left = std::max<int64_t>(sm_count - shared_tiles, 0);
+    return std::min(t.experts, left / gate_tiles(layout.tile_max, t.width));
+}
+
+// Its counters, which all such calls share.
+struct OwnCounters {
+    uint32_t left;
+    int32_t next_tile;
+    // Of the shared expert an item for 16 tokens at least; of the routed ones ExpertsOwnPlan::kItems.
+    int32_t ready[kOwnPairs / 16 + 1 + kOwnExperts + kOwnPairs / 16];
+};
+constexpr int64_t kOwnCountersBytes = (sizeof(OwnCounters) + 255) / 256 * 256;
 
 // What stands beside int4 experts, as a layer of its own.
 MoeCudaTensors shared_tensors(const MoeCudaTensors& tensors) {
@@ -155,9 +197,9 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
         layout.mean_rows = (mean + pieces - 1) / pieces;
     }
     // Every expert may add one partly filled tile.
-    const int64_t items =
-        layout.routed_rows / layout.tile_max + std::min(tensors.experts, layout.routed_rows) + 1;
+    const int64_t items = layout.routed_rows / layout.tile_max + tensors.experts + 1;
     layout.items_max = layout.shared_items + items;
+    layout.early_items = static_cast<int32_t>(early_items(tensors, layout, sm_count));
     layout.counters_count = kReady + (w4 ? 2 : 1) * layout.items_max;
     const bool fp8 = tensors.dtype == DType::kFloat8E4M3 || w4;
     const auto take = [&layout](int64_t bytes) {
@@ -167,6 +209,7 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
     };
     layout.counters = take(layout.counters_count * 4);
     layout.items = take(items * static_cast<int64_t>(sizeof(ExpertsItem)));
+    layout.down_items = take(items * static_cast<int64_t>(sizeof(ExpertsItem)));
     layout.row_source = take(layout.routed_rows * 4);
     layout.slots = take(layout.routed_rows * 4);
     layout.x = take(fp8 ? tokens * tensors.hidden : 0);
@@ -248,8 +291,10 @@ PlanArgs plan_args(const MoeCudaArgs& args, const Layout& layout) {
             .tile_max = layout.tile_max,
             .counters = counters,
             .counters_count = static_cast<int32_t>(layout.counters_count),
-            .routed_items = counters + 1,
+            .early_items = layout.early_items,
+            .routed_items = counters + kRoutedItems,
             .items = reinterpret_cast<ExpertsItem*>(args.workspace + layout.items),
+            .down_items = reinterpret_cast<ExpertsItem*>(args.workspace + layout.down_items),
             .row_source = reinterpret_cast<int32_t*>(args.workspace + layout.row_source),
             .slots = reinterpret_cast<int32_t*>(args.workspace + layout.slots)};
 }
@@ -273,7 +318,9 @@ ExpertInputs expert_inputs(const MoeCudaArgs& args, const Layout& layout) {
     return {x, one_input(t) ? x : reinterpret_cast<const uint8_t*>(args.workspace + layout.shared_x)};
 }
 
-ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const PlanArgs& plan) {
+// own: null where no block makes the plan for itself.
+ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const PlanArgs& plan,
+                         OwnCounters* own) {
     const MoeCudaTensors& t = args.weights->tensors;
     const bool narrow = layout.tile_max == NarrowShape::kTileMax;
     const auto [x, shared_x] = expert_inputs(args, layout);
@@ -289,14 +336,18 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                                      .box = {kRowBoxRows}});
     };
     ExpertsArgs out{.hidden = static_cast<int32_t>(t.hidden),
-                    .x_stride = static_cast<int32_t>(t.hidden * dtype_size(t.dtype)),
                     .tokens = static_cast<int32_t>(args.tokens),
-                    .x_sorted = layout.x_sorted,
-                    .down_pairs = down_pairs(t),
                     .shared_items = static_cast<int32_t>(layout.shared_items),
                     .shared_rows = static_cast<int32_t>(layout.shared_rows),
                     .shared_row = static_cast<int32_t>(layout.routed_rows),
+                    .early_items = layout.early_items,
+                    .gate_tiles = static_cast<int32_t>(gate_tiles(layout.tile_max, t.width)),
+                    .shared_gate_tiles = static_cast<int32_t>(gate_tiles(layout.tile_max, t.shared_width)),
+                    .x_stride = static_cast<int32_t>(t.hidden * dtype_size(t.dtype)),
+                    .x_sorted = layout.x_sorted,
+                    .down_pairs = down_pairs(t),
                     .items = plan.items,
+                    .down_items = plan.down_items,
                     .routed_items = plan.routed_items,
                     .row_source = plan.row_source,
                     .next_tile = plan.counters,
@@ -322,6 +373,16 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                   .gate_up_scale = t.shared_gate_up_scale,
                   .down_scale = t.shared_down_scale,
                   .down_input_scale = t.shared_down_input_scale};
+    if (plans_itself(t, layout.routed_rows, layout.tile_max)) {
+        out.chosen = args.chosen;
+        out.k = static_cast<int32_t>(args.k);
+        out.experts = static_cast<int32_t>(t.experts);
+        out.slots = plan.slots;
+        out.left = &own->left;
+        out.next_tile = &own->next_tile;
+        out.ready = own->ready;
+        out.ready_count = static_cast<int32_t>(std::size(own->ready));
+    }
     if (layout.x_sorted) {
         out.shared.x_rows = make_tensor_map(shared_x, t.dtype, args.tokens, t.hidden, kRowBoxRows);
     }
@@ -379,10 +440,11 @@ ExpertsW4Args experts_w4_args(const MoeCudaArgs& args, const Layout& layout, con
     const MoeCudaTensors& t = args.weights->tensors;
     std::byte* work = args.workspace;
     ExpertsW4Args out{.experts = {.hidden = static_cast<int32_t>(t.hidden),
-                                  .x_stride = static_cast<int32_t>(t.hidden),
                                   .tokens = static_cast<int32_t>(args.tokens),
+                                  .x_stride = static_cast<int32_t>(t.hidden),
                                   .x_sorted = layout.x_sorted,
                                   .items = plan.items,
+                                  .down_items = plan.down_items,
                                   .routed_items = plan.routed_items,
                                   .row_source = plan.row_source,
                                   .x_scale = plan.x_scale,
@@ -429,7 +491,7 @@ struct SharedW4 {
 
     bool fp8() const { return weights.tensors.dtype == DType::kFloat8E4M3; }
     void launch(cudaStream_t stream, std::byte* out) const {
-        ExpertsArgs experts = experts_args(args, layout, plan);
+        ExpertsArgs experts = experts_args(args, layout, plan, nullptr);
         experts.out = out;
         if (fp8()) {
             launch_experts<true>(stream, experts, layout, args.sm_count);
@@ -611,8 +673,9 @@ MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors) {
 int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_max, int64_t k) {
     // A smaller batch may use smaller tiles, and so more items and counters.
     const int64_t items = tokens_max * (k + 1) / 16 + tensors.experts + 2;
-    const int64_t more = items * static_cast<int64_t>(sizeof(cuda::ExpertsItem) + 8);
-    return 2 * few_exchange_bytes() + cuda::make_layout(tensors, tokens_max, k, 1).bytes + 2 * more;
+    const int64_t more = items * static_cast<int64_t>(2 * sizeof(cuda::ExpertsItem) + 8);
+    return 2 * few_exchange_bytes() + cuda::kOwnCountersBytes +
+           cuda::make_layout(tensors, tokens_max, k, 1).bytes + 2 * more;
 }
 
 void moe_cuda(cudaStream_t stream, const MoeCudaArgs& whole_args) {
@@ -620,7 +683,8 @@ void moe_cuda(cudaStream_t stream, const MoeCudaArgs& whole_args) {
           "moe: needs tokens and the device's number of multiprocessors");
     MoeCudaArgs args = whole_args;
     std::byte* exchange = args.workspace;  // of few_experts_cuda(), then of few_experts_w4_cuda()
-    args.workspace += 2 * few_exchange_bytes();
+    std::byte* own = exchange + 2 * few_exchange_bytes();
+    args.workspace = own + cuda::kOwnCountersBytes;
     const MoeCudaTensors& t = args.weights->tensors;
     if (t.dtype == DType::kInt4) {
         cuda::moe_w4(stream, args, exchange);
@@ -637,8 +701,11 @@ void moe_cuda(cudaStream_t stream, const MoeCudaArgs& whole_args) {
         return;
     }
     const cuda::PlanArgs plan = cuda::plan_args(args, layout);
-    cuda::launch_plan(stream, plan);
-    const cuda::ExpertsArgs experts = cuda::experts_args(args, layout, plan);
+    const cuda::ExpertsArgs experts =
+        cuda::experts_args(args, layout, plan, reinterpret_cast<cuda::OwnCounters*>(own));
+    if (experts.chosen == nullptr) {
+        cuda::launch_plan(stream, plan);
+    }
     if (fp8) {
         cuda::launch_experts<true>(stream, experts, layout, args.sm_count);
     } else {

@@ -3,8 +3,8 @@
 //
 // Three launches: the plan sorts the (token, expert) pairs by expert; one kernel for gate, up, SwiGLU and
 // down; combine. Before them x is quantised, if the caller has not. All sizes that depend on the routing stay
-// on the device. Each may start while the one before it ends (ops/common/cuda/dependent_launch.cuh). Up to 8
-// tokens take one launch and no list.
+// on the device. Each may start while the one before it ends (ops/common/cuda/dependent_launch.cuh). Up to
+// 1,024 pairs each block of the second makes the plan for itself. Up to 8 tokens take one launch and no list.
 //
 // Routed experts may be int4 (kInt4) with e4m3 activations, whose scales are made here: one a token, one a
 // row of act. Groups of 128 inputs of a weight have a scale; their sums are float32 each. The shared expert

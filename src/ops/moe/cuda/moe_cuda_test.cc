@@ -238,6 +238,16 @@ class Case {
     std::vector<int32_t> chosen_;
 };
 
+void expect_agreement(const std::vector<Shape>& shapes) {
+    for (const Shape& shape : shapes) {
+        Case test_case(shape);
+        const std::vector<double> want = test_case.reference();
+        const double error = relative_error(test_case.run(shape.tokens, false), want);
+        std::printf("moe %s: relative error %.2e\n", name_of(shape).c_str(), error);
+        EXPECT_LT(error, shape.fp8 ? 6e-3 : 4e-3) << name_of(shape);
+    }
+}
+
 TEST(MoeCuda, agrees_with_loops_in_double) {
     for (const bool fp8 : {false, true}) {
         const std::vector<Shape> shapes = {{1, 256, 16, 4, 128, 128, fp8},
@@ -268,13 +278,25 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
                                            {130, 1024, 3, 2, 128, 128, fp8},
                                            // A thread of the plan has more pairs than it keeps in registers.
                                            {4200, 32, 16, 8, 16, 0, fp8, true, true}};
-        for (const Shape& shape : shapes) {
-            Case test_case(shape);
-            const std::vector<double> want = test_case.reference();
-            const double error = relative_error(test_case.run(shape.tokens, false), want);
-            std::printf("moe %s: relative error %.2e\n", name_of(shape).c_str(), error);
-            EXPECT_LT(error, fp8 ? 6e-3 : 4e-3) << name_of(shape);
-        }
+        expect_agreement(shapes);
+    }
+}
+
+// Each block makes the plan for itself up to 1,024 pairs and 256 experts; beyond, first tiles are begun
+// early.
+TEST(MoeCuda, agrees_with_and_without_a_plan_of_each_block) {
+    for (const bool fp8 : {false, true}) {
+        expect_agreement({{128, 64, 32, 8, 32, 16, fp8, true, true},
+                          {129, 64, 32, 8, 32, 16, fp8, true, true},
+                          {12, 64, 256, 8, 16, 16, fp8},
+                          {12, 64, 257, 8, 16, 16, fp8},
+                          {40, 64, 1024, 5, 16, 0, fp8, true, false, true},
+                          // Experts without tokens, all tokens to one or three.
+                          {150, 576, 48, 1, 144, 80, fp8, false, false, true},
+                          {400, 576, 100, 5, 144, 80, fp8, false, true, true},
+                          {1100, 64, 40, 1, 48, 0, fp8, true, false, true},
+                          {700, 64, 3, 3, 80, 80, fp8, true, true},
+                          {300, 64, 20, 5, 16, 0, fp8, true, false, false, true}});
     }
 }
 
@@ -347,6 +369,18 @@ TEST(MoeCuda, few_tokens_have_the_same_bits_after_any_calls) {
     for (const bool fp8 : {false, true}) {
         Case test_case({20, 512, 16, 4, 192, 320, fp8, false, true});
         for (const int64_t tokens : {1, 2, 8}) {
+            const std::vector<float> first = test_case.run(tokens, false);
+            for (const int calls : {1, 2, 7}) {
+                EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first) << tokens << ", " << calls;
+            }
+        }
+    }
+}
+
+TEST(MoeCuda, more_tokens_have_the_same_bits_after_any_calls) {
+    for (const bool fp8 : {false, true}) {
+        Case test_case({600, 128, 24, 4, 192, 64, fp8, false, true});
+        for (const int64_t tokens : {20, 180, 590}) {
             const std::vector<float> first = test_case.run(tokens, false);
             for (const int calls : {1, 2, 7}) {
                 EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first) << tokens << ", " << calls;

@@ -31,8 +31,10 @@ struct PlanArgs {
     int32_t counters_count = 0;
     int32_t* more_counters = nullptr;  // the same
     int32_t more_counters_count = 0;
-    int32_t* routed_items = nullptr;  // [1]
+    int32_t early_items = 0;          // see ExpertsArgs
+    int32_t* routed_items = nullptr;  // [2]
     ExpertsItem* items = nullptr;
+    ExpertsItem* down_items = nullptr;
     int32_t* row_source = nullptr;  // [tokens * k]
     int32_t* slots = nullptr;       // [tokens * k]: the sorted row of each pair, -1 without one
     // Beside the plan, by further blocks: x in e4m3 with a scale for each token. x null: not.
@@ -73,29 +75,30 @@ __device__ inline void plan_quantize_rows(const PlanArgs& args, int block) {
     }
 }
 
-// Inclusive prefix sums over the block's threads, of two values at once.
-__device__ inline int2 block_prefix(int2 value, int2* warps) {
+// Inclusive prefix sums over the first `warps` of the block, of three values at once.
+__device__ inline int3 block_prefix(int3 value, int3* sums, int warps) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int warp = static_cast<int>(threadIdx.x / 32);
-    const auto scan = [lane](int2 v) {
+    const auto scan = [lane](int3 v) {
         for (int offset = 1; offset < 32; offset *= 2) {
             const int x = __shfl_up_sync(0xFFFFFFFFu, v.x, offset);
             const int y = __shfl_up_sync(0xFFFFFFFFu, v.y, offset);
+            const int z = __shfl_up_sync(0xFFFFFFFFu, v.z, offset);
             v.x += lane >= offset ? x : 0;
             v.y += lane >= offset ? y : 0;
+            v.z += lane >= offset ? z : 0;
         }
         return v;
     };
     value = scan(value);
     if (lane == 31) {
-        warps[warp] = value;
+        sums[warp] = value;
     }
-    __syncthreads();
-    const int2 sums = scan(warps[lane]);
-    const int from = max(warp - 1, 0);
-    const int before_x = __shfl_sync(0xFFFFFFFFu, sums.x, from);
-    const int before_y = __shfl_sync(0xFFFFFFFFu, sums.y, from);
-    return warp > 0 ? make_int2(value.x + before_x, value.y + before_y) : value;
+    group_barrier(1, 32 * warps);
+    const int3 all = scan(lane < warp ? sums[lane] : make_int3(0, 0, 0));
+    return make_int3(value.x + __shfl_sync(0xFFFFFFFFu, all.x, 31),
+                     value.y + __shfl_sync(0xFFFFFFFFu, all.y, 31),
+                     value.z + __shfl_sync(0xFFFFFFFFu, all.z, 31));
 }
 
 // Counting sort and items, by one cluster: each block sorts a stretch of the pairs. 64 tokens have 512 pairs,
@@ -103,12 +106,15 @@ __device__ inline int2 block_prefix(int2 value, int2* warps) {
 __global__ void __launch_bounds__(kPlanThreads, 1) plan_kernel(PlanArgs args) {
     __shared__ int32_t count[kExpertsMax];
     __shared__ int32_t begin[kExpertsMax];
-    __shared__ int2 warps[kPlanThreads / 32];
+    __shared__ int3 sums[kPlanThreads / 32];
     static_assert(kPlanThreads == kExpertsMax && kPlanThreads == 32 * 32);
     const int thread = static_cast<int>(threadIdx.x);
     const auto rank = static_cast<int>(cluster_rank());
     const auto blocks = static_cast<int>(cluster_size());
     const int pairs = args.tokens * args.k;
+    if (args.x == nullptr) {
+        let_next_kernel_start();  // its first weights need nothing of this
+    }
     if (static_cast<int>(blockIdx.x) >= blocks) {
         wait_for_previous_kernel();
         let_next_kernel_start();
@@ -147,32 +153,52 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_kernel(PlanArgs args) {
         args.slots[i] = other >= 0 && other < args.experts ? atomicAdd(&count[other], 1) : -1;
     }
     cluster_sync();
-    int mine = 0;
-    int before = 0;
+    // A thread an expert; the other warps would only take the scheduler's time.
+    const int warps = max((args.experts + 31) / 32, 1);
+    if (thread < 32 * warps) {
+        int mine = 0;
+        int before = 0;
 #pragma unroll
-    for (int other = 0; other < kPlanCluster; ++other) {
-        const int theirs = other < blocks
-                               ? load_from_block(shared_address(count + thread), static_cast<uint32_t>(other))
+        for (int other = 0; other < kPlanCluster; ++other) {
+            const int theirs =
+                other < blocks ? load_from_block(shared_address(count + thread), static_cast<uint32_t>(other))
                                : 0;
-        before += other < rank ? theirs : 0;
-        mine += theirs;
+            before += other < rank ? theirs : 0;
+            mine += theirs;
+        }
+        int tiles = mine > 0 ? 1 : 0;
+        int rows = args.tile_max;
+        if (mine > rows) {
+            tiles = (mine + args.tile_max - 1) / args.tile_max;
+            rows = ((mine + tiles - 1) / tiles + 15) / 16 * 16;  // as equal as 16 allows
+            tiles = (mine + rows - 1) / rows;
+        }
+        // Of these an early item is apart, even without rows.
+        const bool early = thread < args.early_items;
+        const int further = early ? max(tiles - 1, 0) : tiles;
+        const int3 ends = block_prefix(make_int3(mine, tiles, further), sums, warps);
+        const int first = ends.x - mine;
+        begin[thread] = first + before;
+        if (rank == 0) {
+            for (int i = 0; i < max(tiles, early ? 1 : 0); ++i) {
+                const ExpertsItem item{
+                    .expert = thread,
+                    .row = first + i * rows,
+                    .rows = min(rows, mine - i * rows),
+                    .place = early && i == 0 ? thread : args.early_items + ends.z - tiles + i};
+                args.items[item.place] = item;
+                if (i < tiles) {
+                    args.down_items[ends.y - tiles + i] = item;
+                }
+            }
+            if (thread == 32 * warps - 1) {
+                args.routed_items[0] = args.early_items + ends.z;
+                args.routed_items[1] = ends.y;
+            }
+        }
     }
+    __syncwarp();
     cluster_arrive();  // none of these blocks ends before the others have read its counts
-    int tiles = (mine + args.tile_max - 1) / args.tile_max;
-    const int rows = tiles > 0 ? ((mine + tiles - 1) / tiles + 15) / 16 * 16 : 1;  // as equal as 16 allows
-    tiles = (mine + rows - 1) / rows;
-    const int2 ends = block_prefix(make_int2(mine, tiles), warps);
-    const int first = ends.x - mine;
-    begin[thread] = first + before;
-    if (rank == 0) {
-        for (int i = 0; i < tiles; ++i) {
-            args.items[ends.y - tiles + i] = {
-                .expert = thread, .row = first + i * rows, .rows = min(rows, mine - i * rows)};
-        }
-        if (thread == kPlanThreads - 1) {
-            *args.routed_items = ends.y;
-        }
-    }
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < kPlanKept; ++n) {
