@@ -235,7 +235,8 @@ void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,
     static_assert(kWarps * kRouterFewTokens * kPartialPitch * sizeof(float) <= kSharedBytes);
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
     if (variant == std::begin(kVariants)) {
-        // The experts' kernel after so few tokens needs a multiprocessor's whole shared memory for two blocks.
+        // The experts' kernel after so few tokens needs a multiprocessor's whole shared memory for two
+        // blocks.
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared));
     }
