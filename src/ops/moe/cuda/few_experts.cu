@@ -69,9 +69,6 @@ void launch(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs
     const auto kernel = few_experts_kernel<Fp8>;
     const auto bytes = static_cast<int>(parts_bytes(args));
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    // All blocks must run at once, also where the kernel before has left a multiprocessor less shared memory.
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                    cudaSharedmemCarveoutMaxShared));
     int resident = 0;
     cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * kFewWarps,
                                                              static_cast<size_t>(bytes)));

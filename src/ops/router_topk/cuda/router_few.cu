@@ -234,12 +234,6 @@ void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,
     const auto kernel = variant->kernels[product.low != nullptr ? 1 : 0];
     static_assert(kWarps * kRouterFewTokens * kPartialPitch * sizeof(float) <= kSharedBytes);
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-    if (variant == std::begin(kVariants)) {
-        // The experts' kernel after so few tokens needs a multiprocessor's whole shared memory for two
-        // blocks.
-        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                        cudaSharedmemCarveoutMaxShared));
-    }
     const FewArgs args{product, choice, static_cast<int>(product.width / kSlice)};
     const dim3 grid(static_cast<unsigned>(args.slices), static_cast<unsigned>(product.experts / kExperts));
     cuda_check(launch_dependent({grid, kThreads, kSharedBytes, stream}, kernel, args));
