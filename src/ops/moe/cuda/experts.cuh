@@ -53,7 +53,7 @@ struct ExpertsArgs {
     const ExpertsItem* down_items = nullptr;  // for down: those with rows
     const int32_t* routed_items = nullptr;    // [2] their numbers
     const int32_t* row_source = nullptr;      // the token of each routed row
-    // A plan of its own, in place of these four.
+    // Of blocks that make the plan for themselves, in place of the four above.
     int32_t* slots = nullptr;  // [tokens, k]: the sorted row of each pair, -1 without one
     uint32_t* left = nullptr;  // [1]: blocks that have left, less one, modulo all
     int32_t ready_count = 0;

@@ -518,8 +518,8 @@ __device__ __forceinline__ int experts_expected_columns(const ExpertsArgs& args,
 }
 
 // While the plan is made, and the first weights are under way, a tile without steps: the stores' long
-// straight code comes from memory, which has a queue by the first tile's end. Of one phase, others of the
-// other: with 176 rows it takes 9 us.
+// straight code comes from memory, which has a queue by the first tile's end. A block does so for one of the
+// two phases, by its number: with 176 rows each takes 9 us.
 template <bool Fp8, typename Shape>
 __device__ __forceinline__ void experts_consume(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory,
                                                 const ExpertsLook& look, int consumer) {

@@ -69,6 +69,8 @@ void launch(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs
     const auto kernel = few_experts_kernel<Fp8>;
     const auto bytes = static_cast<int>(parts_bytes(args));
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    // The kernel before, the router's or the quantisation, must leave a multiprocessor that still runs its
+    // blocks room for two of these or for none: where one alone fits, it would wait for the other.
     int resident = 0;
     cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * kFewWarps,
                                                              static_cast<size_t>(bytes)));

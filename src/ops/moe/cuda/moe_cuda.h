@@ -4,12 +4,13 @@
 // Three launches: the plan sorts the (token, expert) pairs by expert; one kernel for gate, up, SwiGLU and
 // down; combine. Before them x is quantised, if the caller has not. All sizes that depend on the routing stay
 // on the device. Each may start while the one before it ends (ops/common/cuda/dependent_launch.cuh). Up to
-// 1,024 pairs each block of the second makes the plan for itself. Up to 8 tokens take one launch and no list.
+// 1,024 pairs, of 256 experts or fewer and of 64 rows or fewer each, every block of the second makes the plan
+// for itself. Up to 8 tokens take one launch and no list.
 //
 // Routed experts may be int4 (kInt4) with e4m3 activations, whose scales are made here: one a token, one a
 // row of act. Groups of 128 inputs of a weight have a scale; their sums are float32 each. The shared expert
 // is bfloat16 or fp8 then, by a launch of its own; with many rows an expert another copies x into their
-// order.
+// order. Experts of width 192 with up to 48 rows each need no plan (narrow_w4.cuh).
 //
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
 // each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids); with
@@ -83,7 +84,7 @@ struct MoeCudaArgs {
     // moe_cuda_workspace_bytes(), 256-byte aligned; one call at a time. All bytes are 0xFF before the first
     // call of any layer, since launches for few tokens leave marks there for the next.
     std::byte* workspace = nullptr;
-    int sm_count = 0;              // of the device
+    int sm_count = 0;              // of the device; the same in all calls with a workspace
     bool batch_invariant = false;  // a token's bits do not depend on the batch
 };
 

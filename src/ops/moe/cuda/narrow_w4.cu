@@ -9,7 +9,7 @@ namespace {
 
 template <int RowsMax>
 void launch_shape(cudaStream_t stream, const NarrowW4Args& args, int multiprocessors) {
-    using Shape = NarrowShape<RowsMax>;
+    using Shape = NarrowW4Shape<RowsMax>;
     cuda_check(cudaFuncSetAttribute(narrow_w4_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     Shape::kBytes));
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(multiprocessors / 2 * 2)),
@@ -24,6 +24,8 @@ void launch_shape(cudaStream_t stream, const NarrowW4Args& args, int multiproces
 bool narrow_w4_serves(const NarrowSizes& sizes, int rows_max, int multiprocessors) {
     const int64_t clusters = multiprocessors / 2;
     const int64_t pairs = sizes.tokens * sizes.k;
+    // An expert has no more rows than there are tokens, since a token's ids differ, and so no two items in
+    // one cluster.
     const int64_t items = pairs / rows_max + std::min(sizes.experts, pairs);
     return sizes.width == kNarrowWidth && pairs <= kNarrowPairsMax && sizes.experts <= kNarrowExpertsMax &&
            items <= clusters * kNarrowItemsMax && sizes.tokens / rows_max < clusters;

@@ -31,7 +31,7 @@ static_assert(kNarrowWidth == 2 * 32 * kNarrowConsumers);
 static_assert(kNarrowDownBytes <= 2 * kNarrowGroupBytes);
 
 template <int RowsMax>
-struct NarrowShape {
+struct NarrowW4Shape {
     static constexpr int kRowsMax = RowsMax;
     static constexpr int kGroupRowBytes = RowsMax * kSwizzleRowBytes;  // of x or act
     // Of x, two groups each.

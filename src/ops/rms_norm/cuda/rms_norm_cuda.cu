@@ -15,7 +15,7 @@ namespace {
 constexpr int kVector = 8;  // bfloat16 in 16 bytes
 constexpr int64_t kWidthMax = 16384;
 constexpr int64_t kFewRows = 264;
-constexpr int64_t kRowsAhead = 132;
+constexpr int64_t kRowsAhead = 132;  // about as many as are under way
 constexpr float kE4m3Max = 448;
 
 __device__ __forceinline__ uint4 load_vector(const __nv_bfloat16* from) {

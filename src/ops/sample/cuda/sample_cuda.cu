@@ -227,7 +227,8 @@ Status sample_cuda_prepare(int64_t vocab) {
     }
     const auto prepare = [](auto kernel, int bytes) {
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
     };
     prepare(sample_read_kernel, kReadBytes);
     prepare(sample_finish_kernel, kFinishAloneBytes);

@@ -1,5 +1,5 @@
 // One warp's work on one tile of 1,024 ids in shared memory: the edits of its logits, and what the row needs
-// to know of it, written as words that tell on their own that they are there.
+// to know of it, written as words (of few rows such that tell on their own that they are there).
 //
 // A tile is eight groups of 128 ids: neighbours while a row is read, any groups where some are read again.
 // Lane l holds the 32 logits from position 32 l on.
@@ -17,7 +17,8 @@ inline constexpr int kSampleGroups = kSampleTile / kSampleGroup;  // of a tile
 inline constexpr uint32_t kSampleEmptyKey = 0x007FFFFFu;
 inline constexpr uint32_t kSampleInfinityKey = 0xFF800000u;
 
-// What blocks tell each other of a tile. No word is 0 once it is written; its reader sets it to 0 again.
+// What blocks tell each other of a tile. Of few rows (sample_few.cu) no word is 0 once it is written, and its
+// reader sets it to 0 again; of many the next kernel reads them, which waits for no word.
 struct alignas(32) SampleTileWords {
     uint32_t best[4];                // key, place of the token in the tile, sum of its tokens' weights (2)
     uint32_t raw[4];                 // before the edits: key, 0, sum of exp(x - best) as a double (2)
