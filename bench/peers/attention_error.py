@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """The error of attention beside that of its peers: relative RMS against float64, of the same rows of the same inputs.
 
-    build/cuda/tessera ops bench attention_decode --device cuda --json --seed 1 > ours.jsonl
+    for seed in 1 2 3; do
+        build/cuda/tessera ops bench attention_decode --device cuda --json --seed $seed
+        build/cuda/tessera ops bench attention_prefill --device cuda --json --seed $seed
+    done > ours.jsonl
     bench/peers/attention_error.py ours.jsonl
 
 Each line of `ops bench` says its seed and its error on a sample of (row, head) pairs; the inputs are made again from the seed,
 each peer attends them, and the same pairs are compared. A case's lines of several seeds become one: the root of the mean
-square. The exit status is 1 where ours is over 1.1 times the error of the best peer that multiplies in the same formats: with
-e4m3 pages prefill multiplies in e4m3 (q and the weights of the softmax too), as does FlashInfer FA3 with q in e4m3."""
+square. The exit status is 1 where ours is over 1.1 times the error of the best peer that multiplies in the same formats (with
+e4m3 pages prefill multiplies in e4m3, q and the weights of the softmax too, as does FlashInfer FA3 with q in e4m3), where a case
+has no such peer or is wrong, and where nothing was compared. Cases of several queries a sequence are left out."""
 
 import argparse
 import collections
@@ -54,25 +58,38 @@ def main():
     parser.add_argument("--only", action="append", help="the cases with this in their shape or dtype, may be repeated")
     parser.add_argument("--append", help="file of JSON lines")
     options = parser.parse_args()
-    timing, attention = importlib.import_module("cuda_peer"), importlib.import_module("attention_data")
+    lines = list(read_lines(options.lines, OPERATORS, options.only))
+    try:
+        timing, attention = importlib.import_module("cuda_peer"), importlib.import_module("attention_data")
+    except ImportError as error:
+        sys.exit(f"no peers: {first_line(error)}")
+    if not timing.torch.cuda.is_available():
+        sys.exit("no peers: torch finds no CUDA device")
     families = load_families(("sdpa_peer", "flashinfer_peer"))
     errors = collections.defaultdict(lambda: collections.defaultdict(list))  # of a case: {who: [of each seed]}
-    for line in read_lines(options.lines, OPERATORS, options.only):
+    wrong = 0
+    for line in lines:
         case = timing.Case(line)
-        if line["wrong"] or case.n.get("q_len", 1) > 1:
+        if line["wrong"]:
+            print(f"WRONG {line['op']} [{line['shape']}] {line['dtype']}: {line['wrong']} elements", flush=True)
+            wrong += 1
+            continue
+        if case.n.get("q_len", 1) > 1:
             continue
         of_case = errors[case.op, case.shape, case.dtype]
         of_case["ours"].append(line["rms"])
         for peer, error in peer_errors(case, families, attention).items():
             of_case[peer].append(error)
-    over = 0
+    if not errors:
+        print("nothing was compared")
+    failed = wrong + (not errors)
     for (op, shape, dtype), of_case in errors.items():
         case = timing.Case({"op": op, "shape": shape, "dtype": dtype})
         mean = {who: mean_square_root(found) for who, found in of_case.items()}
         ours = mean.pop("ours")
         fair = [error for peer, error in mean.items() if same_formats(case, peer)]
         worse = bool(fair) and not ours <= LIMIT * min(fair)
-        over += worse
+        failed += worse or not fair
         print(f"{op:<17} {shape:<24} {dtype:<8} ours {ours:.3e}  " +
               ", ".join(f"{peer} {error:.3e}" for peer, error in sorted(mean.items())) +
               ("" if fair else "  NO PEER") + ("  OVER" if worse else ""), flush=True)
@@ -81,7 +98,7 @@ def main():
                 file.write(json.dumps({"op": op, "shape": shape, "dtype": dtype, "seeds": len(of_case["ours"]), "rms": ours,
                                        "peers_rms": mean, "commit": commit(), "date": datetime.date.today().isoformat()},
                                       separators=(",", ":")) + "\n")
-    return 1 if over else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

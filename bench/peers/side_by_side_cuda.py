@@ -22,6 +22,9 @@ import sys
 FAMILIES = ("cublas_peer", "sdpa_peer", "flashinfer_peer", "triton_peer", "grouped_mm_peer", "compile_peer")
 
 
+LINE_KEYS = {"op", "shape", "dtype", "bytes", "wrong", "burst_us", "rms", "seed"}
+
+
 def load_families(names):
     families = []
     for name in names:
@@ -40,19 +43,27 @@ def read_lines(path, operators, only):
     """Those of `ops bench --json` that were asked for, from a run before this one on the same machine."""
     try:
         with open(path) as file:
-            lines = [json.loads(line) for line in file]
+            texts = file.read().splitlines()
     except (OSError, ValueError) as error:
         sys.exit(f"{path}: {error}")
     found = False
-    for number, line in enumerate(lines, 1):
-        if not (isinstance(line, dict) and {"op", "shape", "dtype", "wrong", "burst_us"} <= line.keys()):
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not (isinstance(line, dict) and LINE_KEYS <= line.keys()):
             sys.exit(f"{path}, line {number}: not as `tessera ops bench --device cuda --json` writes it")
         wanted = any(words in f"{line['shape']} {line['dtype']}" for words in only or [""])
         if wanted and (not operators or line["op"] in operators):
             found = True
             yield line
     if not found:
-        sys.exit(f"{path}: no case has what --op and --only ask for")
+        of = f" of {' or '.join(operators)}" if operators else ""
+        having = f" with {' or '.join(map(repr, only))} in its shape or dtype" if only else ""
+        sys.exit(f"{path}: no case{of}{having}")
 
 
 def our_lines(binary, operators, only):
@@ -123,12 +134,17 @@ def main():
         parser.error("BINARY or --lines is missing")
     if not options.lines and not shutil.which(options.binary):
         sys.exit(f"{options.binary}: is no program; build it with PRESET=cuda make build")
+    timing = None
     try:
         timing = importlib.import_module("cuda_peer")
-        families = load_families(options.family or FAMILIES)
+        missing = "" if timing.torch.cuda.is_available() else "torch finds no CUDA device"
     except ImportError as error:
-        print(f"skipped all peers: {first_line(error)}")
-        timing, families = None, []
+        missing = first_line(error)
+    if missing and options.lines:
+        sys.exit(f"no peers: {missing}")
+    if missing:
+        print(f"skipped all peers: {missing}")
+    families = [] if missing else load_families(options.family or FAMILIES)
     print(f"{'operator':<17} {'shape':<58} {'dtype':<8} {'us':>9} {'hot_us':>9} {'burst_us':>9} {'floor_us':>9} {'floor':>5} "
           f"{'ahead':>6}  peers, cold us")
     wrong = 0
