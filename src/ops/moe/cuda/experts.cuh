@@ -19,6 +19,20 @@ struct ExpertsItem {
     int32_t place = 0;  // among the items of gate and up
 };
 
+// An expert's rows in items of at most rows_max, a multiple of 16, as equal as steps of 16 allow.
+struct ExpertsCut {
+    int items = 0;
+    int rows = 0;  // of each but the last
+};
+__device__ __forceinline__ ExpertsCut experts_cut(int count, int rows_max) {
+    if (count <= rows_max) {
+        return {count > 0 ? 1 : 0, rows_max};
+    }
+    const int items = (count + rows_max - 1) / rows_max;
+    const int rows = ((count + items - 1) / items + 15) / 16 * 16;
+    return {(count + rows - 1) / rows, rows};
+}
+
 // Per expert, of the routed ones or of the shared one.
 struct ExpertsSide {
     CUtensorMap gate_up;

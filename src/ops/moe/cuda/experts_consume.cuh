@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 
+#include "ops/common/cuda/cache_policy.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/mma.cuh"
@@ -28,17 +29,6 @@ __device__ __forceinline__ void store_transposed_if(int rows, uint32_t address,
         "@there stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};\n}\n" ::"r"(address),
         "r"(matrices[0]), "r"(matrices[1]), "r"(rows)
         : "memory");
-}
-
-__device__ __forceinline__ uint64_t policy_to_keep() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ uint64_t policy_as_usual() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
 }
 
 // What a consumer knows beside the tile.
@@ -229,13 +219,6 @@ __device__ __forceinline__ void store_bf16_rows(const float (&values)[N / 2], fl
         }
     }
     __syncwarp();
-}
-
-// By a policy of the level-2 cache.
-__device__ __forceinline__ void store_with_policy(uint8_t* to, uint4 v, uint64_t policy) {
-    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w), "l"(policy)
-                 : "memory");
 }
 
 // [rows, 128] bfloat16 of two blocks whose weights' rows lie so that a warp's 16 of both are neighbours

@@ -523,9 +523,13 @@ int narrow_rows(const MoeCudaArgs& args) {
     return mean <= kNarrowManyMean && narrow_w4_serves(sizes, rows, args.sm_count) ? rows : 0;
 }
 
-// shared: may be null.
-void narrow_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, const SharedW4* shared,
+// Whether narrow_w4.cuh serves the call: then it is launched. shared: may be null.
+bool narrow_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, const SharedW4* shared,
                const PlanArgs& plan) {
+    const int rows = narrow_rows(args);
+    if (rows == 0) {
+        return false;
+    }
     const MoeCudaTensors& t = args.weights->tensors;
     std::byte* work = args.workspace;
     const int64_t pairs = args.tokens * args.k;
@@ -556,8 +560,9 @@ void narrow_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layou
                       .gate_up = static_cast<const uint8_t*>(t.gate_up),
                       .down = static_cast<const uint8_t*>(t.down),
                       .out = reinterpret_cast<uint8_t*>(work + layout.out)},
-                     narrow_rows(args), args.sm_count);
+                     rows, args.sm_count);
     launch_combine(stream, args, plan, layout, shared != nullptr ? static_cast<int32_t>(pairs) : -1);
+    return true;
 }
 
 void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
@@ -581,8 +586,7 @@ void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
         few_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr, exchange);
         return;
     }
-    if (narrow_rows(args) > 0) {
-        narrow_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr, plan);
+    if (narrow_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr, plan)) {
         return;
     }
     launch_plan(stream, plan);

@@ -5,6 +5,7 @@
 
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/cluster.cuh"
+#include "ops/moe/cuda/experts.cuh"
 #include "ops/moe/cuda/narrow_w4.h"
 
 namespace tessera::cuda {
@@ -30,21 +31,6 @@ struct NarrowPlan {
     uint16_t* pairs = nullptr;    // [kNarrowItemsMax, RowsMax]: the items' rows
 };
 
-// An expert's rows in items as equal as steps of 16 allow.
-struct NarrowCut {
-    int32_t rows = 0;
-    int32_t items = 0;
-};
-template <int RowsMax>
-__device__ __forceinline__ NarrowCut narrow_cut(int count) {
-    NarrowCut cut{RowsMax, (count + RowsMax - 1) / RowsMax};
-    if (cut.items > 1) {
-        cut.rows = ((count + cut.items - 1) / cut.items + 15) / 16 * 16;
-        cut.items = (count + cut.rows - 1) / cut.rows;
-    }
-    return cut;
-}
-
 // By all threads: the cluster's items. All items in the order of the experts are dealt to the clusters in
 // turn; an expert has no more items than there are clusters. The code is kept short: it comes from memory.
 template <int RowsMax>
@@ -65,7 +51,7 @@ __device__ __forceinline__ void narrow_plan(const NarrowW4Args& args, const Narr
     }
     __syncthreads();
     const int mine[2] = {counts->x, counts->y};
-    const int items = narrow_cut<RowsMax>(mine[0]).items + narrow_cut<RowsMax>(mine[1]).items;
+    const int items = experts_cut(mine[0], RowsMax).items + experts_cut(mine[1], RowsMax).items;
     int upto = items;  // this thread's experts among them
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -85,7 +71,7 @@ __device__ __forceinline__ void narrow_plan(const NarrowW4Args& args, const Narr
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
         const int count = i == 0 ? mine[0] : mine[1];
-        const NarrowCut cut = narrow_cut<RowsMax>(count);
+        const ExpertsCut cut = experts_cut(count, RowsMax);
         int item = index / clusters;
         int piece = cluster - index % clusters;
         if (piece < 0) {

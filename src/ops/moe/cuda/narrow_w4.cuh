@@ -12,6 +12,7 @@
 // Sums and roundings are those of experts_w4.cuh.
 #pragma once
 
+#include "ops/common/cuda/cache_policy.cuh"
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/moe/cuda/narrow_plan.cuh"
@@ -109,15 +110,6 @@ __device__ __forceinline__ void narrow_init_barriers(const NarrowMemory<Shape>& 
         barrier_init(memory.address + Shape::kBarriers + 8 * barrier, arrivals);
     }
     barrier_init_fence();
-}
-
-// The level-2 cache keeps it until it is added.
-__device__ __forceinline__ void store_to_keep(uint8_t* to, uint4 v) {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w), "l"(policy)
-                 : "memory");
 }
 
 // One thread. Weights do not depend on the kernel before.
@@ -423,8 +415,9 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
         for (int i = 0; i < N / 16; ++i) {
             const int row = 16 * i + thread / 8;
             if (row < rows) {
-                store_to_keep(to[i] + unit * 128,
-                              load_shared_16(me.results(turn) + swizzle_128(row, thread % 8)));
+                store_with_policy(to[i] + unit * 128,
+                                  load_shared_16(me.results(turn) + swizzle_128(row, thread % 8)),
+                                  policy_to_keep());  // until it is added
             }
         }
         if (!Shape::kTwoResults) {
@@ -618,16 +611,7 @@ __global__ void __launch_bounds__(kNarrowInputThreads) narrow_inputs_kernel(Narr
         args.counters[i] = 0;
     }
     __syncthreads();
-    float largest = 0;
-#pragma unroll
-    for (const float value : warps) {
-        largest = fmaxf(largest, value);
-    }
-    const float scale = row_scale(largest);
-    pieces.store(work, thread, kNarrowInputThreads, scale);
-    if (thread == 0) {
-        *work.scale = scale;
-    }
+    pieces.store_scaled<kNarrowInputThreads / 32>(work, thread, warps);
 }
 
 }  // namespace tessera::cuda

@@ -29,21 +29,6 @@ struct OwnScratch {
     uint16_t place[kOwnPairs];  // of a pair among its expert's of the stretch
 };
 
-// Items of an expert, as equal as steps of 16 allow.
-struct OwnCut {
-    int tiles = 0;
-    int rows = 0;  // of each but the last
-};
-template <int TileMax>
-__device__ __forceinline__ OwnCut own_cut(int pairs) {
-    if (pairs <= TileMax) {
-        return {pairs > 0 ? 1 : 0, TileMax};
-    }
-    const int tiles = (pairs + TileMax - 1) / TileMax;
-    const int rows = ((pairs + tiles - 1) / tiles + 15) / 16 * 16;
-    return {(pairs + rows - 1) / rows, rows};
-}
-
 // By kOwnThreads, which are whole warps. Rows of an expert are in the order of the pairs.
 template <typename Shape>
 __device__ __forceinline__ void own_plan(const ExpertsArgs& args, const ExpertsMemory<Shape>& memory) {
@@ -114,13 +99,13 @@ __device__ __forceinline__ void own_plan(const ExpertsArgs& args, const ExpertsM
         both += scratch.counts[i][thread];
     }
     int count[2] = {static_cast<int>(both & 0xFFFF), static_cast<int>(both >> 16)};
-    OwnCut cut[2];
+    ExpertsCut cut[2];
     uint32_t sum = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        cut[i] = own_cut<Shape::kTileMax>(count[i]);
-        const int further = 2 * thread + i < args.early_items ? max(cut[i].tiles - 1, 0) : cut[i].tiles;
-        sum += static_cast<uint32_t>(count[i] | cut[i].tiles << 12 | further << 22);
+        cut[i] = experts_cut(count[i], Shape::kTileMax);
+        const int further = 2 * thread + i < args.early_items ? max(cut[i].items - 1, 0) : cut[i].items;
+        sum += static_cast<uint32_t>(count[i] | cut[i].items << 12 | further << 22);
     }
     static_assert(kOwnPairs < 1 << 12 && ExpertsOwnPlan<Shape::kTileMax>::kItems < 1 << 10);
     uint32_t ends = sum;
@@ -156,15 +141,15 @@ __device__ __forceinline__ void own_plan(const ExpertsArgs& args, const ExpertsM
     for (int i = 0; i < 2; ++i) {
         const int expert = 2 * thread + i;
         const int here = i == 0 ? count[0] : count[1];
-        const OwnCut pieces = i == 0 ? cut[0] : cut[1];
+        const ExpertsCut pieces = i == 0 ? cut[0] : cut[1];
         const bool early = expert < args.early_items;
-        for (int n = 0; n < max(pieces.tiles, early ? 1 : 0); ++n) {
+        for (int n = 0; n < max(pieces.items, early ? 1 : 0); ++n) {
             const OwnItem item{.expert = static_cast<uint16_t>(expert),
                                .row = static_cast<uint16_t>(row + n * pieces.rows),
                                .rows = static_cast<uint16_t>(min(pieces.rows, here - n * pieces.rows))};
             const int at = early && n == 0 ? expert : place++;
             plan.items[at] = item;
-            if (n < pieces.tiles) {
+            if (n < pieces.items) {
                 plan.down_items[down++] = static_cast<uint16_t>(at);
             }
         }

@@ -61,17 +61,8 @@ __device__ inline void plan_quantize_rows(const PlanArgs& args, int block) {
     pieces.load(work, thread, kThreads);
     warps[warp] = pieces.largest();
     __syncthreads();
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < kQuantizeWarps; ++i) {
-        largest = fmaxf(largest, warps[warp / kQuantizeWarps * kQuantizeWarps + i]);
-    }
     if (row < args.tokens) {
-        const float scale = row_scale(largest);
-        pieces.store(work, thread, kThreads, scale);
-        if (thread == 0) {
-            *work.scale = scale;
-        }
+        pieces.store_scaled<kQuantizeWarps>(work, thread, warps + warp / kQuantizeWarps * kQuantizeWarps);
     }
 }
 
@@ -166,13 +157,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_kernel(PlanArgs args) {
             before += other < rank ? theirs : 0;
             mine += theirs;
         }
-        int tiles = mine > 0 ? 1 : 0;
-        int rows = args.tile_max;
-        if (mine > rows) {
-            tiles = (mine + args.tile_max - 1) / args.tile_max;
-            rows = ((mine + tiles - 1) / tiles + 15) / 16 * 16;  // as equal as 16 allows
-            tiles = (mine + rows - 1) / rows;
-        }
+        const auto [tiles, rows] = experts_cut(mine, args.tile_max);
         // Of these an early item is apart, even without rows.
         const bool early = thread < args.early_items;
         const int further = early ? max(tiles - 1, 0) : tiles;

@@ -37,6 +37,10 @@ __device__ __forceinline__ uint32_t larger_bf16x2(uint32_t most, uint4 raw) {
     return larger_bf16x2(most, raw.w);
 }
 
+__device__ __forceinline__ float row_scale(float largest) {
+    return __fdiv_rn(fmaxf(largest, 1e-12f), 448.0f);
+}
+
 // Eight-element pieces of a row that a thread holds: `step` apart from `first` on.
 template <int Kept>
 struct RowPieces {
@@ -93,9 +97,21 @@ struct RowPieces {
             }
         }
     }
+    // The row and its scale, by all threads of Warps warps, whose largest() are in shared memory.
+    template <int Warps>
+    __device__ __forceinline__ void store_scaled(const QuantizeRow& row, int thread,
+                                                 const float* warps) const {
+        float most = 0;
+#pragma unroll
+        for (int i = 0; i < Warps; ++i) {
+            most = fmaxf(most, warps[i]);
+        }
+        const float scale = row_scale(most);
+        store(row, thread, 32 * Warps, scale);
+        if (thread == 0) {
+            *row.scale = scale;
+        }
+    }
 };
-__device__ __forceinline__ float row_scale(float largest) {
-    return __fdiv_rn(fmaxf(largest, 1e-12f), 448.0f);
-}
 
 }  // namespace tessera::cuda

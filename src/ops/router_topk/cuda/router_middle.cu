@@ -36,12 +36,7 @@ struct Tile : RingTile<TokenGroups, ExpertGroups, BlockExperts, Splits, Low,
 };
 
 struct MiddleArgs : RingArgs {
-    RouterTopkCudaArgs choice;  // without a place for it, the logits are stored
-    uint32_t* sums = nullptr;   // [tiles][blocks][splits][pieces][4]
-    float* logits = nullptr;
-    int64_t logits_stride = 0;
-    int tokens = 0;
-    int experts = 0;
+    uint32_t* sums = nullptr;  // [tiles][blocks][splits][pieces][4]
 };
 
 template <typename T>
@@ -290,13 +285,8 @@ __global__ void __launch_bounds__(kThreads, 1) router_middle_kernel(const __grid
 
 template <typename T>
 void launch(cudaStream_t stream, const RouterLogitsCudaArgs& product, const RouterTopkCudaArgs& choice) {
-    MiddleArgs args{ring_args<T>(product)};
-    args.choice = choice;
+    MiddleArgs args{ring_args<T>(product, choice)};
     args.sums = reinterpret_cast<uint32_t*>(product.workspace);
-    args.logits = product.logits;
-    args.logits_stride = product.logits_stride;
-    args.tokens = static_cast<int>(product.tokens);
-    args.experts = static_cast<int>(product.experts);
     const auto kernel = router_middle_kernel<T>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes));
     const dim3 grid(T::kBlocks, static_cast<unsigned>((product.tokens + T::kTokens - 1) / T::kTokens));

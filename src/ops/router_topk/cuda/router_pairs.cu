@@ -33,14 +33,6 @@ struct Tile
     static_assert(!kChooses || BlockExperts == kMeetExperts);
 };
 
-struct PairsArgs : RingArgs {
-    RouterTopkCudaArgs choice;  // without a place for it, the logits are stored
-    float* logits = nullptr;
-    int64_t logits_stride = 0;
-    int tokens = 0;
-    int experts = 0;
-};
-
 // A block ends eight of each 16 rows of the products. Row r of those is token r / 8 * 16 + r % 8 of the tile,
 // in the second block 8 further.
 template <typename T>
@@ -100,7 +92,7 @@ __device__ __forceinline__ void receive(const RingPlace<T>& place, uint32_t room
 
 // Stores the logits of a meeting; by `Threads` threads, of which this is number `thread`.
 template <int Threads, typename T>
-__device__ __forceinline__ void store_part(const PairsArgs& args, const RingPlace<T>& place, int part,
+__device__ __forceinline__ void store_part(const RingArgs& args, const RingPlace<T>& place, int part,
                                            int thread, const float* logits) {
     constexpr int kQuads = T::kPartExperts / 4;
     static_assert(T::kRows * kQuads % Threads == 0);
@@ -120,7 +112,7 @@ __device__ __forceinline__ void store_part(const PairsArgs& args, const RingPlac
 
 // A multiplying thread.
 template <typename T>
-__device__ __forceinline__ void multiply(const PairsArgs& args, const RingPlace<T>& place, uint32_t room,
+__device__ __forceinline__ void multiply(const RingArgs& args, const RingPlace<T>& place, uint32_t room,
                                          float* logits) {
     float sums[T::kGroupExperts / 2];
     multiply_chunks<T>(args, place, sums);
@@ -138,7 +130,7 @@ __device__ __forceinline__ void multiply(const PairsArgs& args, const RingPlace<
 
 // A thread that stores or chooses, and may multiply before.
 template <bool Multiplies, typename T>
-__device__ __forceinline__ void end_tokens(const PairsArgs& args, const RingPlace<T>& place, uint32_t room,
+__device__ __forceinline__ void end_tokens(const RingArgs& args, const RingPlace<T>& place, uint32_t room,
                                            float* logits, SelectRoom* rooms) {
     constexpr int kWarps = (T::kMultipliers + T::kHelpers) / kWarp;
     const bool chooses = T::kChooses && args.choice.chosen != nullptr;
@@ -177,8 +169,7 @@ __device__ __forceinline__ void end_tokens(const PairsArgs& args, const RingPlac
 // instruction for all experts, and 128 x 96 where two products read a tile of x. Only two blocks share a sum:
 // each pushes the other's half into its shared memory, where a barrier counts the bytes.
 template <typename T>
-__global__ void __launch_bounds__(T::kThreads, 1)
-    router_pairs_kernel(const __grid_constant__ PairsArgs args) {
+__global__ void __launch_bounds__(T::kThreads, 1) router_pairs_kernel(const __grid_constant__ RingArgs args) {
     extern __shared__ std::byte memory[];
     __shared__ SelectRoom rooms[(T::kMultipliers + T::kHelpers) / kWarp];
     RingPlace<T> place(memory);
@@ -228,12 +219,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 
 template <typename T>
 void launch(cudaStream_t stream, const RouterLogitsCudaArgs& product, const RouterTopkCudaArgs& choice) {
-    PairsArgs args{ring_args<T>(product)};
-    args.choice = choice;
-    args.logits = product.logits;
-    args.logits_stride = product.logits_stride;
-    args.tokens = static_cast<int>(product.tokens);
-    args.experts = static_cast<int>(product.experts);
+    const RingArgs args = ring_args<T>(product, choice);
     const auto kernel = router_pairs_kernel<T>;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes));
     const auto tiles = [](int64_t count, int tile) {

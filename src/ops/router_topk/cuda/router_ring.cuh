@@ -47,10 +47,15 @@ struct RingTile {
 
 struct RingArgs {
     CUtensorMap x, high, low;
-    int stages = 0;  // of the whole width
+    int stages = 0;             // of the whole width
+    RouterTopkCudaArgs choice;  // without a place for it, the logits are stored
+    float* logits = nullptr;
+    int64_t logits_stride = 0;
+    int tokens = 0;
+    int experts = 0;
 };
 template <typename T>
-RingArgs ring_args(const RouterLogitsCudaArgs& product) {
+RingArgs ring_args(const RouterLogitsCudaArgs& product, const RouterTopkCudaArgs& choice) {
     const auto weight_map = [&](const __nv_bfloat16* weights) {
         return make_tensor_map(weights, DType::kBFloat16, product.experts, product.width, T::kBlockExperts);
     };
@@ -61,7 +66,12 @@ RingArgs ring_args(const RouterLogitsCudaArgs& product) {
                                              .box = {T::kTokens}}),
             .high = weight_map(product.high),
             .low = weight_map(T::kLow ? product.low : product.high),
-            .stages = static_cast<int>(product.width / kRingColumns)};
+            .stages = static_cast<int>(product.width / kRingColumns),
+            .choice = choice,
+            .logits = product.logits,
+            .logits_stride = product.logits_stride,
+            .tokens = static_cast<int>(product.tokens),
+            .experts = static_cast<int>(product.experts)};
 }
 
 // Where a block works, and its ring of stages.
