@@ -6,6 +6,8 @@
 
 #include <cuda.h>
 
+#include "ops/common/cuda/cache_policy.cuh"
+
 namespace tessera::cuda {
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -97,12 +99,10 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, in
 // The same for data that is read once: the level-2 cache gives it up first.
 __device__ __forceinline__ void copy_box_once(uint32_t to, const CUtensorMap* map, int column, int row,
                                               uint32_t barrier) {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
         " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy_to_leave())
         : "memory");
 }
 // The same of a tensor of three to five dimensions; place: of the first element, the innermost dimension
@@ -154,12 +154,10 @@ __device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_
 // The same for what is read once: it leaves the level-2 cache before all else.
 __device__ __forceinline__ void copy_bulk_once(uint32_t to, const void* from, uint32_t bytes,
                                                uint32_t barrier) {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
         "[%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy_to_leave())
         : "memory");
 }
 

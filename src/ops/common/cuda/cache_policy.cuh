@@ -1,11 +1,17 @@
-// Stores by a policy of the level-2 cache.
+// Policies of the level-2 cache, for copies, loads and stores.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera::cuda {
 
-// What is stored stays longer than all else.
+// It leaves the cache before all else: what is read once.
+__device__ __forceinline__ uint64_t policy_to_leave() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+// It stays longer than all else.
 __device__ __forceinline__ uint64_t policy_to_keep() {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

@@ -5,6 +5,7 @@
 
 #include <cuda_bf16.h>
 
+#include "ops/common/cuda/cache_policy.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 
@@ -24,11 +25,9 @@ struct CombineArgs {
 // would add a row before it asks for the next.
 __device__ __forceinline__ uint4 load_row_piece(const __nv_bfloat16* from) {
     uint4 raw;
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-                 : "l"(from), "l"(policy));
+                 : "l"(from), "l"(policy_to_leave()));
     return raw;
 }
 
