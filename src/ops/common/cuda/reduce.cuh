@@ -31,6 +31,13 @@ __device__ __forceinline__ T warp_reduce(T value, Op op) {
     return value;
 }
 
+// The sum over the warp, of values below 2^43: two reductions of the hardware's 32 bits, not five steps
+// of 64.
+__device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
+    return (uint64_t{__reduce_add_sync(kFullWarp, static_cast<uint32_t>(value >> 16))} << 16) +
+           __reduce_add_sync(kFullWarp, static_cast<uint32_t>(value) & 0xFFFF);
+}
+
 // Every thread gets the result. `shared` has one T for each warp of the block (at most 32). All threads of
 // the block take part; blockDim.x is a multiple of 32. Ends with a barrier, so `shared` may be used again at
 // once.

@@ -308,12 +308,6 @@ __device__ __forceinline__ float few_max(const float (&x)[4]) {
 __device__ __forceinline__ uint32_t few_key(const float (&x)[4]) {
     return __reduce_max_sync(kFullWarp, ordered_bits(few_max(x)));
 }
-// The sum of 32-bit values over the warp.
-__device__ __forceinline__ uint64_t few_sum(uint32_t value) {
-    return (uint64_t{__reduce_add_sync(kFullWarp, value >> 16)} << 16) +
-           __reduce_add_sync(kFullWarp, value & 0xFFFF);
-}
-
 // The sum of the values up to this one, of groups of four lanes.
 __device__ __forceinline__ uint32_t few_scan4(uint32_t value, int lane) {
     uint32_t other = __shfl_up_sync(kFullWarp, value, 1);
@@ -408,7 +402,7 @@ __device__ inline void tell_tiles(const FewPlace& place, const FewLane<Rounds>& 
     }
 #pragma unroll
     for (int r = 0; r < Rounds; ++r) {
-        const uint64_t sum = few_sum(own[r]);
+        const uint64_t sum = warp_sum(own[r]);
         few.lane_sums[place.group(r)][place.lane] = own[r];
         if (place.lane == 0) {
             few.group_sums[place.group(r)] = sum;

@@ -50,11 +50,6 @@ enum class QuickOutcome : uint8_t {
     kMore,   // nothing has been decided
 };
 
-// Copies four bytes; as copy_async_16().
-__device__ __forceinline__ void copy_async_4(uint32_t to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
 // The token of a row of up to kQuickTiles tiles whose best tokens tell all, by one warp, a lane four
 // neighbours.
 __device__ __forceinline__ QuickOutcome quick_tile(const SampleBlock& block, const SampleKind& kind,
@@ -263,12 +258,6 @@ __device__ __forceinline__ bool quick_order(const QuickShared& quick, int count,
     return part < 2 && first + part < count;
 }
 
-// Sums of weights over the warp, below 2^37.
-__device__ __forceinline__ uint64_t quick_sum(uint64_t value) {
-    return (uint64_t{__reduce_add_sync(kFullWarp, static_cast<uint32_t>(value >> 16))} << 16) +
-           __reduce_add_sync(kFullWarp, static_cast<uint32_t>(value) & 0xFFFF);
-}
-
 // Draws among the ordered tokens, by one warp, a lane four neighbours. kMore, of all lanes, where top_p
 // reaches beyond them. whole: what top_p is a share of; 0: the mass of the list.
 __device__ __forceinline__ QuickOutcome quick_draw(const SampleBlock& block, const QuickShared& quick,
@@ -289,7 +278,7 @@ __device__ __forceinline__ QuickOutcome quick_draw(const SampleBlock& block, con
     }
     const double top_p = static_cast<double>(block.slot().top_p);
     if (top_p < 1) {
-        const uint64_t all = quick_sum(own);
+        const uint64_t all = warp_sum(own);
         // Sums are below 2^53: a sum is less than the product when it is less than the next integer.
         auto target = static_cast<uint64_t>(ceil(top_p * (whole > 0 ? whole : static_cast<double>(all))));
         if (whole > 0 && all < target) {
