@@ -1,6 +1,7 @@
 // The cases of attention on the device: decode, prefill and the decode plan.
 #pragma once
 
+#include <cmath>
 #include <fmt/format.h>
 #include <numeric>
 
@@ -340,6 +341,18 @@ inline std::vector<CudaOpCase> attention_plan_cuda_cases() {
                                              .slots_max = 65536,
                                              .bench = batch > 2}));
     }
+    // Contexts from 64 to 64K tokens, as many between n and 2n for every n.
+    AttentionCudaSpec many{.part = AttentionCudaPart::kDecodePlan,
+                           .name = "decode 256, 64 to 65536, q_len=4",
+                           .heads = {64, 8},
+                           .fp8 = true,
+                           .slots_max = 65536};
+    constexpr int kMany = 256;
+    for (int i = 0; i < kMany; ++i) {
+        const double slots = std::round(64 * std::pow(1024.0, static_cast<double>(i) / (kMany - 1)));
+        many.sequences.push_back({static_cast<int32_t>(slots) - 4, 4});
+    }
+    cases.push_back(attention_cuda_case(many));
     return cases;
 }
 
