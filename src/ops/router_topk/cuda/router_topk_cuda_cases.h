@@ -19,6 +19,7 @@ struct RouterLogitsCudaSpec {
     int64_t width = 8;
     bool float32 = false;  // weights of float32, in two parts
     bool deterministic = false;
+    bool workspace = true;
 };
 
 // The router's inputs: activations of variance 1, and weights that give logits of about `deviation`.
@@ -62,7 +63,7 @@ class RouterCudaData {
                 .width = spec_.width,
                 .logits = logits_.at(set),
                 .logits_stride = spec_.experts,
-                .workspace = reinterpret_cast<std::byte*>(workspace_.at(0)),
+                .workspace = spec_.workspace ? reinterpret_cast<std::byte*>(workspace_.at(0)) : nullptr,
                 .deterministic = spec_.deterministic,
                 .sm_count = sm_count_};
     }
@@ -127,16 +128,29 @@ class RouterLogitsCudaCase {
         error.mismatches +=
             std::any_of(all.begin(), all.end(), [](float v) { return std::isnan(v); }) ? 1 : 0;
         error += check_company(stream, all);
+        error += check_clusters(stream, all);
         error.mismatches += data_.workspace_is_clean() ? 0 : 1;
         return error;
     }
 
   private:
+    // With `deterministic` clusters give the bits that blocks give which meet in the workspace.
+    OpError check_clusters(cudaStream_t stream, const std::vector<float>& whole) {
+        if (!spec_.deterministic) {
+            return {};
+        }
+        data_.poison();
+        RouterLogitsCudaArgs args = data_.args(0, spec_.tokens);
+        args.workspace = nullptr;
+        router_logits_cuda(stream, args);
+        return compare_close(data_.logits(), whole, 0, 0);
+    }
     // The first tokens alone and in smaller batches give the same bits.
     OpError check_company(cudaStream_t stream, const std::vector<float>& whole) {
         OpError error;
         for (const int64_t tokens : {1, 33, 100, 600, 1500}) {
-            if (tokens < spec_.tokens && (spec_.deterministic || spec_.tokens <= 64)) {
+            const bool same = spec_.deterministic || (spec_.tokens <= 64 && spec_.workspace);
+            if (tokens < spec_.tokens && same) {
                 data_.poison();
                 router_logits_cuda(stream, data_.args(0, tokens));
                 std::vector<float> some = data_.logits();
@@ -155,8 +169,8 @@ inline CudaOpCase router_logits_cuda_case(const RouterLogitsCudaSpec& spec, bool
     const int64_t products = spec.float32 ? 2 : 1;
     const int64_t bytes =
         spec.tokens * (spec.width * 2 + spec.experts * 4) + products * spec.experts * spec.width * 2;
-    return {fmt::format("tokens={} experts={} width={}{}", spec.tokens, spec.experts, spec.width,
-                        spec.deterministic ? " deterministic" : ""),
+    return {fmt::format("tokens={} experts={} width={}{}{}", spec.tokens, spec.experts, spec.width,
+                        spec.deterministic ? " deterministic" : "", spec.workspace ? "" : " no workspace"),
             spec.float32 ? "float32" : "bfloat16", bench,
             [=](const CudaCaseData& data) {
                 auto run = std::make_shared<RouterLogitsCudaCase>(data, spec);
@@ -190,6 +204,10 @@ inline std::vector<CudaOpCase> router_logits_cuda_cases() {
         cases.push_back(router_logits_cuda_case({2200, 90, 576, float32}, false));
         for (const int64_t tokens : {511, 1025, 4200}) {  // more experts than blocks that meet take: clusters
             cases.push_back(router_logits_cuda_case({tokens, 208, 640, float32}, false));
+        }
+        for (const int64_t tokens : {3, 64, 600}) {
+            cases.push_back(
+                router_logits_cuda_case({tokens, 192, 576, float32, false, /*workspace=*/false}, false));
         }
         for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 2048, 4096, 8192}) {
             cases.push_back(router_logits_cuda_case({tokens, 192, 4096, float32}, true));
@@ -446,16 +464,16 @@ inline std::vector<CudaOpCase> router_cuda_cases() {
         const RouterLogitsCudaSpec& p = spec.product;
         const int64_t products = p.float32 ? 2 : 1;
         const int64_t bytes = p.tokens * (p.width * 2 + spec.k * 8) + products * p.experts * p.width * 2;
-        cases.push_back(
-            {fmt::format("tokens={} experts={} width={} k={}", p.tokens, p.experts, p.width, spec.k),
-             p.float32 ? "float32" : "bfloat16", bench,
-             [=](const CudaCaseData& data) {
-                 auto run = std::make_shared<RouterCudaCase>(data, spec);
-                 return make_cuda_run(
-                     std::move(run), data.sets,
-                     {bytes, products * 2 * p.tokens * p.experts * p.width, CudaUnit::kBFloat16});
-             },
-             bytes});
+        cases.push_back({fmt::format("tokens={} experts={} width={} k={}{}", p.tokens, p.experts, p.width,
+                                     spec.k, p.workspace ? "" : " no workspace"),
+                         p.float32 ? "float32" : "bfloat16", bench,
+                         [=](const CudaCaseData& data) {
+                             auto run = std::make_shared<RouterCudaCase>(data, spec);
+                             return make_cuda_run(
+                                 std::move(run), data.sets,
+                                 {bytes, products * 2 * p.tokens * p.experts * p.width, CudaUnit::kBFloat16});
+                         },
+                         bytes});
     };
     for (const bool float32 : {false, true}) {
         add({{1, 16, 512, float32}, 4}, false);
@@ -471,6 +489,9 @@ inline std::vector<CudaOpCase> router_cuda_cases() {
             add({{tokens, 180, 1088, float32}, 8}, false);
         }
         add({{2049, 63, 576, float32}, 32}, false);
+        for (const int64_t tokens : {40, 600}) {
+            add({{tokens, 192, 640, float32, false, /*workspace=*/false}, 8}, false);
+        }
         for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 2048, 4096}) {
             add({{tokens, 192, 4096, float32}, 8}, true);
         }
