@@ -158,8 +158,8 @@ struct Pieces {
                 }
             }
         }
-        const auto start = clock();
-        while (T::kPause > 0 && clock() - start < T::kPause) {
+        const auto start = clock64();
+        while (T::kPause > 0 && clock64() - start < T::kPause) {
         }
         bool waits = true;
         while (waits) {

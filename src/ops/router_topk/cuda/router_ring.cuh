@@ -147,10 +147,10 @@ __device__ __forceinline__ void bring_x(const RingArgs& args, const RingPlace<T>
     const int count = place.stages(args);
     wait_for_previous_kernel();
     let_next_kernel_start();
-    const auto start = clock();
+    const auto start = clock64();
     for (int i = 0; i < count; ++i) {
         const int slot = i % T::kStages;
-        while (T::kXPace > 0 && i < T::kStages && clock() - start < i * T::kXPace) {
+        while (T::kXPace > 0 && i < T::kStages && clock64() - start < i * T::kXPace) {
         }
         place.wait_for_slot(i);
         copy_box(place.x(slot), &args.x, (begin + i) * kRingColumns, place.tile_token, place.full(slot));
