@@ -19,6 +19,7 @@ constexpr int kVectors = kShare / 32;        // of 8 elements, of a row in one l
 constexpr int kExperts = 16;                 // of a block
 constexpr int kPartialPitch = kExperts + 4;  // floats between tokens: a warp's stores hit all banks
 constexpr int kSlicesMax = 32;
+constexpr int64_t kFasterTokens = 24;     // up to which this is faster than router_middle
 constexpr int kSharedBytes = 118 * 1024;  // over half: two blocks on one multiprocessor would finish last
 
 struct FewArgs {
@@ -222,7 +223,8 @@ bool router_few_serves(const RouterLogitsCudaArgs& args) {
     return !args.deterministic && args.workspace != nullptr && args.tokens <= kRouterFewTokens &&
            args.width % kSlice == 0 && args.width / kSlice <= kSlicesMax && args.experts % kExperts == 0 &&
            args.experts <= kRouterCudaExpertsMax &&
-           args.experts / kExperts * (args.width / kSlice) <= args.sm_count;
+           args.experts / kExperts * (args.width / kSlice) <= args.sm_count &&
+           (args.tokens <= kFasterTokens || !router_middle_serves(args));
 }
 
 void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,

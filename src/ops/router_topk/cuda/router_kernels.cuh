@@ -7,7 +7,8 @@ namespace tessera::cuda {
 
 void check_router_choice(const RouterTopkCudaArgs& args);
 
-// At most kRouterFewTokens, logits or choice, whichever has a place to go to.
+// At most kRouterFewTokens, beyond 24 only where router_middle does not serve: logits or choice, whichever
+// has a place to go to.
 inline constexpr int64_t kRouterFewTokens = 64;
 bool router_few_serves(const RouterLogitsCudaArgs& args);
 void launch_router_few(cudaStream_t stream, const RouterLogitsCudaArgs& product,

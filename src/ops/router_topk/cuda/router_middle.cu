@@ -24,7 +24,7 @@ template <int TokenGroups, int ExpertGroups, int BlockExperts, int Splits, bool 
 struct Tile : RingTile<TokenGroups, ExpertGroups, BlockExperts, Splits, Low,
                        kRowsABlock<TokenGroups, BlockExperts, Splits> * kExperts * 4> {
     // Clocks before a block looks for others' sums: looks that come too early are in the sums' way.
-    static constexpr int kPause = Splits == 8 ? 750 : 0;
+    static constexpr int kPause = Splits < 8 ? 0 : BlockExperts == 48 ? 400 : 750;
     static constexpr int kBlocks = Splits * (kExperts / BlockExperts);
     static constexpr int kRows = kRowsABlock<TokenGroups, BlockExperts, Splits>;
     static constexpr int kRun = std::min(kRows, 8);  // whose pieces lie side by side
@@ -304,11 +304,11 @@ constexpr Variant variant(int64_t tokens_max) {
     return {tokens_max, tokens_max / T::kTokens * T::kBlocks, launch<T>};
 }
 // The first that serves so many tokens; of one and of two products.
-constexpr Variant kVariants[2][3] = {
-    {variant<Tile<1, 1, 96, 8, false>>(512), variant<Tile<1, 1, 192, 8, false>>(1024),
-     variant<Tile<1, 2, 192, 4, false>>(kRouterMiddleTokens)},
-    {variant<Tile<1, 1, 96, 8, true>>(512), variant<Tile<2, 1, 96, 8, true>>(1024),
-     variant<Tile<2, 1, 96, 4, true>>(kRouterMiddleTokens)}};
+constexpr Variant kVariants[2][4] = {
+    {variant<Tile<1, 1, 48, 8, false>>(128), variant<Tile<1, 1, 96, 8, false>>(512),
+     variant<Tile<1, 1, 192, 8, false>>(1024), variant<Tile<1, 2, 192, 4, false>>(kRouterMiddleTokens)},
+    {variant<Tile<1, 1, 48, 8, true>>(128), variant<Tile<1, 1, 96, 8, true>>(512),
+     variant<Tile<2, 1, 96, 8, true>>(1024), variant<Tile<2, 1, 96, 4, true>>(kRouterMiddleTokens)}};
 constexpr int64_t kSumsMax = 8192;  // tokens times splits
 
 // Null: none.
