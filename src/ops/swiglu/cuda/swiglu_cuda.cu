@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
+#include "ops/common/cuda/ask_ahead.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/exp.cuh"
@@ -18,8 +19,13 @@ constexpr int kVector = 8;  // bfloat16 in 16 bytes
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(const SwigluCudaArgs args, const Divider divide) {
     const int64_t row = blockIdx.x;
     const int column = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kVector;
-    wait_for_previous_kernel();
     let_next_kernel_start();
+    if (threadIdx.x == 0) {
+        const auto bytes = static_cast<uint32_t>(min(args.width - column, int64_t{kThreads * kVector}) * 2);
+        ask_ahead(args.gate + row * args.in_stride + column, bytes);
+        ask_ahead(args.up + row * args.in_stride + column, bytes);
+    }
+    wait_for_previous_kernel();
     if (column >= args.width) {
         return;
     }
