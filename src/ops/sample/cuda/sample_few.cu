@@ -622,8 +622,6 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
     let_next_kernel_start();
     wait_for_previous_kernel();
     const int32_t certain = load_id(args.row_slots + place.row);
-    FewLane<Rounds> mine;
-    load_lane(place, mine);
     uint32_t bits = 0;
     while (true) {
         place.slot_id = slot_id;
@@ -647,6 +645,9 @@ __global__ void __launch_bounds__(kSampleThreads, 1)
         return;
     }
     __syncthreads();
+    // Only now the logits: what is asked for behind those of all blocks comes late.
+    FewLane<Rounds> mine;
+    load_lane(place, mine);
     // What does not need the logits comes before they are waited for.
     const auto& slot = shared.slot;
     const SampleKind kind(args, slot);
@@ -785,7 +786,7 @@ bool sample_few(cudaStream_t stream, const SampleCudaArgs& args) {
                        .each = static_cast<int32_t>(each),
                        .tiles = static_cast<int32_t>(tiles),
                        .slots = each <= 2 ? 16 : (each <= 4 ? 24 : 32),
-                       .rank = static_cast<int32_t>(each + 2 + std::min<int64_t>(each, 2))};
+                       .rank = static_cast<int32_t>(each + 3 + std::min<int64_t>(each, 2))};
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(args.rows * parts)),
                                  .threads = kSampleThreads,
                                  .shared_bytes = kSharedBytes,
