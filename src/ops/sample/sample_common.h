@@ -29,7 +29,8 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, std::arra
     return counter;
 }
 
-// The row's own random bits, as two fractions of 2^64: of the mass of the whole, and of a tile's.
+// The row's own random bits, as fractions: 64 bits of the mass of the whole; 32 of a tile's runs, and 32 of
+// the tokens of a run.
 struct DrawFractions {
     uint64_t whole = 0;
     uint64_t tile = 0;
@@ -40,7 +41,16 @@ inline DrawFractions draw_fractions(const SampleRowArgs& row) {
                {static_cast<uint32_t>(row.seed), static_cast<uint32_t>(row.seed >> 32)});
     return {uint64_t{bits[1]} << 32 | bits[0], uint64_t{bits[3]} << 32 | bits[2]};
 }
+inline uint32_t fraction_of_run(uint64_t tile) {
+    return static_cast<uint32_t>(tile >> 32);
+}
+inline uint32_t fraction_of_token(uint64_t tile) {
+    return static_cast<uint32_t>(tile);
+}
 // A point in [0, total). REQUIRES: 0 < total.
+inline uint32_t draw_point(uint32_t fraction, uint32_t total) {
+    return static_cast<uint32_t>(uint64_t{fraction} * total >> 32);
+}
 inline uint64_t draw_point(uint64_t fraction, uint64_t total) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(fraction) * total) >> 64);
 }

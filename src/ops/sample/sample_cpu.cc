@@ -178,8 +178,8 @@ HWY_INLINE V unrounded_weights(D d, const SampleWeights& weigh, V x, V best) {
     const V t = hn::Max(hn::Sub(x, best), hn::Set(d, weigh.lowest()));
     const V shifted = hn::MulAdd(t, rate, shifted_zero);
     const V r = hn::MulSub(t, rate, hn::Sub(shifted, shifted_zero));
-    V p = hn::Set(d, C::kPoly[5]);
-    p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[4]));
+    static_assert(C::kDegree == 4);
+    V p = hn::Set(d, C::kPoly[4]);
     p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[3]));
     p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[2]));
     p = hn::MulAdd(p, r, hn::Set(d, C::kPoly[1]));
@@ -229,6 +229,8 @@ void weigh_by_tiles(const SampleRowArgs& row, const SampleMemory& memory) {
         memory.tile_sums[tile] = 0;
         if (best > kMinusInf) {
             weigh_tile(row, memory, tile, best, 0);
+            const int64_t count = std::min<int64_t>(kSampleTile, memory.padded - first);
+            memory.tile_sums[tile] = sum_of_runs(memory.weights + first, count);
         }
     }
 }

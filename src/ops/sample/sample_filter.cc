@@ -134,6 +134,10 @@ int64_t find_point(const T* values, uint64_t& point) {
     return i;
 }
 
+uint32_t run_mass(const int32_t* weights, int64_t count) {
+    return std::accumulate(weights, weights + count, 0u) >> SampleWeightConstants::kRunBits;
+}
+
 }  // namespace
 
 int32_t draw_token(const SampleRowArgs& row, const SampleMemory& memory) {
@@ -153,13 +157,28 @@ uint64_t tile_masses(const SampleRowArgs& row, const SampleMemory& memory, float
     return total;
 }
 
+uint64_t sum_of_runs(const int32_t* weights, int64_t count) {
+    uint64_t sum = 0;
+    for (int64_t first = 0; first < count; first += kSampleRun) {
+        sum += run_mass(weights + first, std::min<int64_t>(kSampleRun, count - first));
+    }
+    return sum << SampleWeightConstants::kRunBits;
+}
+
 int32_t draw_by_tiles(const SampleRowArgs& row, const SampleMemory& memory, float max) {
     const DrawFractions fractions = draw_fractions(row);
     uint64_t* masses = memory.bucket_mass;
     uint64_t point = draw_point(fractions.whole, tile_masses(row, memory, max, masses));
     const int64_t tile = find_point(masses, point);
-    point = draw_point(fractions.tile, memory.tile_sums[tile]);
-    const int64_t first = tile * kSampleTile;
+    const auto runs = static_cast<uint32_t>(memory.tile_sums[tile] >> SampleWeightConstants::kRunBits);
+    uint32_t rest = draw_point(fraction_of_run(fractions.tile), runs);
+    int64_t first = tile * kSampleTile;
+    const auto count = [&] { return std::min<int64_t>(kSampleRun, memory.padded - first); };
+    for (uint32_t mass; rest >= (mass = run_mass(memory.weights + first, count())); first += kSampleRun) {
+        rest -= mass;
+    }
+    const uint32_t sum = std::accumulate(memory.weights + first, memory.weights + first + count(), 0u);
+    point = draw_point(fraction_of_token(fractions.tile), sum);
     return static_cast<int32_t>(first + find_point(memory.weights + first, point));
 }
 

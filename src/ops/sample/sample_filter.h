@@ -47,6 +47,8 @@ int32_t draw_token(const SampleRowArgs& row, const SampleMemory& memory);
 // The mass of all tiles into `masses`; their sum. REQUIRES: tile_sums and tile_best are set; max: the
 // largest.
 uint64_t tile_masses(const SampleRowArgs& row, const SampleMemory& memory, float max, uint64_t* masses);
+// The mass of a tile's runs, as weights of their tokens.
+uint64_t sum_of_runs(const int32_t* weights, int64_t count);
 // REQUIRES: the same, and weights.
 int32_t draw_by_tiles(const SampleRowArgs& row, const SampleMemory& memory, float max);
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "base/check.h"
@@ -52,11 +53,11 @@ void edit(const SampleRowArgs& row, std::vector<float>& x) {
     }
 }
 
-// Of each tile: the mass by which it is drawn, the weights of its tokens and their sum.
+// Of each tile: the mass by which it is drawn, those of its runs, and the weights of its tokens.
 struct Tile {
     uint64_t mass = 0;
-    uint64_t sum = 0;
-    std::vector<uint64_t> weights;
+    std::vector<uint32_t> runs;
+    std::vector<uint32_t> weights;
 };
 std::vector<Tile> tiles_of(const SampleRowArgs& row, const std::vector<float>& x) {
     const SampleWeights weigh(row.temperature);
@@ -69,9 +70,16 @@ std::vector<Tile> tiles_of(const SampleRowArgs& row, const std::vector<float>& x
         Tile& tile = tiles.emplace_back();
         for (auto it = begin; it != end && best > kMinusInf; ++it) {
             tile.weights.push_back(weigh(*it, best));
-            tile.sum += tile.weights.back();
         }
-        tile.mass = weigh.tile_mass(tile.sum, best, max);
+        uint64_t sum = 0;
+        for (size_t i = 0; i < tile.weights.size(); i += kSampleRun) {
+            const auto from = tile.weights.begin() + static_cast<int64_t>(i);
+            const auto to =
+                tile.weights.begin() + static_cast<int64_t>(std::min(tile.weights.size(), i + kSampleRun));
+            tile.runs.push_back(std::accumulate(from, to, 0u) >> SampleWeightConstants::kRunBits);
+            sum += tile.runs.back();
+        }
+        tile.mass = weigh.tile_mass(sum << SampleWeightConstants::kRunBits, best, max);
     }
     return tiles;
 }
@@ -101,9 +109,15 @@ int32_t draw_by_tiles(const SampleRowArgs& row, const std::vector<float>& x) {
     const size_t at = find_point(tiles.size(), draw_point(fractions.whole, mass_of(tiles)),
                                  [&](size_t i) { return tiles[i].mass; });
     const Tile& tile = tiles[at];
-    const size_t place = find_point(tile.weights.size(), draw_point(fractions.tile, tile.sum),
-                                    [&](size_t i) { return tile.weights[i]; });
-    return static_cast<int32_t>(at * kSampleTile + place);
+    const uint32_t all = std::accumulate(tile.runs.begin(), tile.runs.end(), 0u);
+    const size_t run = find_point(tile.runs.size(), draw_point(fraction_of_run(fractions.tile), all),
+                                  [&](size_t i) { return tile.runs[i]; });
+    const auto weights = std::span(tile.weights).subspan(run * kSampleRun);
+    const size_t count = std::min<size_t>(kSampleRun, weights.size());
+    const uint32_t sum = std::accumulate(weights.begin(), weights.begin() + static_cast<int64_t>(count), 0u);
+    const size_t place = find_point(count, draw_point(fraction_of_token(fractions.tile), sum),
+                                    [&](size_t i) { return weights[i]; });
+    return static_cast<int32_t>(at * kSampleTile + run * kSampleRun + place);
 }
 
 // The kept tokens' weights by id; 0 = dropped.

@@ -30,8 +30,7 @@ struct FewShared {
     SampleShared sample;
     // Of the block's groups.
     uint32_t group_keys[kFewTiles * kSampleGroups];
-    uint32_t lane_sums[kFewTiles * kSampleGroups][kWarp];
-    uint64_t group_sums[kFewTiles * kSampleGroups];
+    uint32_t run_sums[kFewTiles * kWarp];
     uint64_t group_exps[kFewTiles * kSampleGroups];
     alignas(16) uint32_t
         group_places[kFewTiles * kSampleGroups];  // the keys, with the group in the lowest bits
@@ -133,7 +132,7 @@ __device__ __forceinline__ uint32_t load_bits(const FewPlace& place) {
     const int64_t word = (place.first_id(r) - 4 * place.lane) / kWarp + place.lane % 4;
     const uint64_t* all = place.lane < kWarp / 2 ? args.slots.prompt_seen : args.slots.output_seen;
     return r < Rounds && place.has(r) && word < words && all != nullptr
-               ? __ldcg(reinterpret_cast<const uint32_t*>(all) + place.slot_id * words + word)
+               ? load_word(reinterpret_cast<const uint32_t*>(all) + place.slot_id * words + word)
                : 0u;
 }
 
@@ -308,14 +307,6 @@ __device__ __forceinline__ float few_max(const float (&x)[4]) {
 __device__ __forceinline__ uint32_t few_key(const float (&x)[4]) {
     return __reduce_max_sync(kFullWarp, ordered_bits(few_max(x)));
 }
-// The sum of the values up to this one, of groups of four lanes.
-__device__ __forceinline__ uint32_t few_scan4(uint32_t value, int lane) {
-    uint32_t other = __shfl_up_sync(kFullWarp, value, 1);
-    value += lane % 4 >= 1 ? other : 0;
-    other = __shfl_up_sync(kFullWarp, value, 2);
-    return value + (lane % 4 >= 2 ? other : 0);
-}
-
 // Tells of the raw logits, as tell_raw() does. For the whole block.
 template <int Rounds>
 __device__ inline void tell_raw(const FewPlace& place, const FewLane<Rounds>& mine, SampleTileWords* words) {
@@ -372,6 +363,7 @@ template <int Rounds>
 __device__ inline void tell_tiles(const FewPlace& place, const FewLane<Rounds>& mine, uint32_t bad,
                                   SampleTileWords* words) {
     FewShared& few = place.few;
+    constexpr int kRuns = kSampleGroup / kSampleRun;
     uint32_t best[Rounds];
 #pragma unroll
     for (int r = 0; r < Rounds; ++r) {
@@ -402,10 +394,9 @@ __device__ inline void tell_tiles(const FewPlace& place, const FewLane<Rounds>& 
     }
 #pragma unroll
     for (int r = 0; r < Rounds; ++r) {
-        const uint64_t sum = warp_sum(own[r]);
-        few.lane_sums[place.group(r)][place.lane] = own[r];
-        if (place.lane == 0) {
-            few.group_sums[place.group(r)] = sum;
+        const uint32_t sum = warp_reduce<kSampleRun / 4>(own[r], Sum{});
+        if (place.lane % (kSampleRun / 4) == 0) {
+            few.run_sums[place.group(r) * kRuns + place.lane / (kSampleRun / 4)] = sum;
         }
     }
     __syncthreads();
@@ -415,30 +406,27 @@ __device__ inline void tell_tiles(const FewPlace& place, const FewLane<Rounds>& 
     }
     const uint32_t key =
         __reduce_max_sync(kFullWarp, few.group_keys[tile * kSampleGroups + place.lane % kSampleGroups]);
-    const uint64_t group_sum =
-        place.lane < kSampleGroups ? few.group_sums[tile * kSampleGroups + place.lane] : 0;
-    uint64_t scan = warp_scan(group_sum, place.lane);
-    const uint64_t total = __shfl_sync(kFullWarp, scan, kWarp - 1);
+    // As draw_in_tile().
+    const uint32_t run = few.run_sums[tile * kWarp + place.lane];
+    const uint32_t scan = warp_scan(run >> SampleWeightConstants::kRunBits, place.lane);
+    const uint32_t total = __shfl_sync(kFullWarp, scan, kWarp - 1);
     if (total == 0) {
         if (place.lane == 0) {
             put_words(words[tile].best, key, 0, 0);
         }
         return;
     }
-    const uint64_t point = __umul64hi(few.fractions.tile, total);
-    const int group = first_lane(scan > point);
-    uint64_t rest = point - __shfl_sync(kFullWarp, scan - group_sum, group);
-    const uint32_t lane_sum = few.lane_sums[tile * kSampleGroups + group][place.lane];
-    scan = warp_scan(uint64_t{lane_sum}, place.lane);
-    const int owner = first_lane(scan > rest);
-    rest -= __shfl_sync(kFullWarp, scan - lane_sum, owner);
-    const int of_block = tile * kSampleGroups + group;
-    const float* from =
-        place.tiles + of_block % kSampleWarps * kSampleTile + of_block / kSampleWarps * kSampleGroup;
-    const uint32_t weight = weigh(from[4 * owner + place.lane % 4], from_ordered_bits(key));
-    const int i = first_lane(few_scan4(weight, place.lane) > static_cast<uint32_t>(rest));
+    const uint64_t fraction = few.fractions.tile;
+    const int owner = first_lane(scan > __umulhi(static_cast<uint32_t>(fraction >> 32), total));
+    const uint32_t point = __umulhi(static_cast<uint32_t>(fraction), __shfl_sync(kFullWarp, run, owner));
+    const int of_block = tile * kSampleGroups + owner / kRuns;
+    const float* from = place.tiles + of_block % kSampleWarps * kSampleTile +
+                        of_block / kSampleWarps * kSampleGroup + owner % kRuns * kSampleRun;
+    const uint32_t in_run = warp_scan(weigh(from[place.lane], from_ordered_bits(key)), place.lane);
+    const int at = first_lane(in_run > point);
     if (place.lane == 0) {
-        put_words(words[tile].best, key, static_cast<uint32_t>(group * kSampleGroup + 4 * owner + i), total);
+        put_words(words[tile].best, key, static_cast<uint32_t>(owner * kSampleRun + at),
+                  uint64_t{total} << SampleWeightConstants::kRunBits);
     }
 }
 

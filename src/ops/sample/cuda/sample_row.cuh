@@ -81,8 +81,9 @@ class RowWeights {
   private:
     __device__ __forceinline__ static float power(float r) {
         constexpr float k0 = C::kPoly[0], k1 = C::kPoly[1], k2 = C::kPoly[2];
-        constexpr float k3 = C::kPoly[3], k4 = C::kPoly[4], k5 = C::kPoly[5];
-        return fmaf(fmaf(fmaf(fmaf(fmaf(k5, r, k4), r, k3), r, k2), r, k1), r, k0);
+        constexpr float k3 = C::kPoly[3], k4 = C::kPoly[4];
+        static_assert(C::kDegree == 4);
+        return fmaf(fmaf(fmaf(fmaf(k4, r, k3), r, k2), r, k1), r, k0);
     }
     __device__ __forceinline__ float unrounded(float x, float best) const {
         constexpr float kShiftedZero = C::kRound + C::kBits;

@@ -89,7 +89,7 @@ struct SampleLane {
     template <typename T, typename F>
     __device__ __forceinline__ T sum(F of) const {
         T all = 0;
-#pragma unroll 2
+#pragma unroll 4
         for (int j = 0; j < 8; ++j) {
             const float4 v = at(j);
             all += of(v.x) + of(v.y) + of(v.z) + of(v.w);
@@ -232,21 +232,23 @@ __device__ inline bool edit_tile(const SampleTile& tile, const SampleSeen& seen)
     return changed;
 }
 
-// The token drawn from the tile by its tokens' weights; their sum too.
+// The token drawn from the tile by its tokens' weights, from the run of a lane; their sum too, as tile_mass()
+// takes it.
 struct TileDraw {
     uint32_t place = 0;
     uint64_t sum = 0;
 };
 __device__ __forceinline__ TileDraw draw_in_tile(const SampleTile& tile, const SampleLane& mine, float best) {
     const RowWeights weigh = tile.slot.weigh;
-    const auto own = mine.sum<uint32_t>([&](float x) { return weigh(x, best); });  // at most 2^31
-    const uint64_t scan = warp_scan(uint64_t{own}, tile.lane);
-    const uint64_t sum = __shfl_sync(kFullWarp, scan, kWarp - 1);
-    const uint64_t point = __umul64hi(tile.slot.fractions.tile, sum);
-    const int owner = first_lane(scan > point);
-    const auto rest = __shfl_sync(kFullWarp, static_cast<uint32_t>(point - (scan - own)), owner);
-    const uint32_t in_lane = warp_scan(weigh(tile.x[kWarp * owner + tile.lane], best), tile.lane);
-    return {static_cast<uint32_t>(kWarp * owner + first_lane(in_lane > rest)), sum};
+    const auto own = mine.sum<uint32_t>([&](float x) { return weigh(x, best); });  // a run: at most 2^31
+    const uint32_t scan = warp_scan(own >> SampleWeightConstants::kRunBits, tile.lane);
+    const uint32_t sum = __shfl_sync(kFullWarp, scan, kWarp - 1);
+    const uint64_t fraction = tile.slot.fractions.tile;
+    const int owner = first_lane(scan > __umulhi(static_cast<uint32_t>(fraction >> 32), sum));
+    const uint32_t point = __umulhi(static_cast<uint32_t>(fraction), __shfl_sync(kFullWarp, own, owner));
+    const uint32_t in_run = warp_scan(weigh(tile.x[kWarp * owner + tile.lane], best), tile.lane);
+    return {static_cast<uint32_t>(kWarp * owner + first_lane(in_run > point)),
+            uint64_t{sum} << SampleWeightConstants::kRunBits};
 }
 
 __device__ __forceinline__ void put_groups(uint32_t (&groups)[kSampleGroups], uint32_t lane_key, int lane) {
