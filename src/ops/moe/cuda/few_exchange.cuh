@@ -18,15 +18,19 @@ inline constexpr uint32_t kFewUnwritten = 0xFFFFFFFF;
 // All bytes are 0xFF before the first call of all.
 struct FewExchange {
     uint8_t act[2][kFewActBytes];
-    uint32_t blocks;  // that have begun, less one, modulo twice a launch's
+    uint32_t arrivals;  // less one, modulo those of two calls
 };
 
 inline constexpr int64_t kFewExchangeBytes = (sizeof(FewExchange) + 255) / 256 * 256;
 
-// The area of this call. By one thread of each block of the grid; every call has as many blocks.
+// The area of this call. arrivals: of a call, the same in all of them; each is a call of this.
+__device__ __forceinline__ uint32_t few_turn(FewExchange* exchange, uint32_t arrivals) {
+    const uint32_t before = atomicInc(&exchange->arrivals, 2 * arrivals - 1);
+    return (before + 1) / arrivals & 1;
+}
+// By one thread of each block.
 __device__ __forceinline__ uint32_t few_turn(FewExchange* exchange) {
-    const uint32_t before = atomicInc(&exchange->blocks, 2 * gridDim.x - 1);
-    return (before + 1) / gridDim.x & 1;
+    return few_turn(exchange, gridDim.x);
 }
 // What the next call finds. By all threads of all blocks.
 __device__ __forceinline__ void few_reset(FewExchange* exchange, uint32_t turn) {

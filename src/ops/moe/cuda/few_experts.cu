@@ -98,6 +98,10 @@ bool few_experts_serves(const MoeCudaArgs& args) {
 
 void few_experts_cuda(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
     check(few_experts_serves(args), "moe: not a call of few tokens");
+    if (few_one_serves(args)) {
+        few_one_cuda(stream, args, inputs);
+        return;
+    }
     if (args.weights->tensors.dtype == DType::kFloat8E4M3) {
         launch<true>(stream, args, inputs);
     } else {

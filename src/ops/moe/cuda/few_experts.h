@@ -24,6 +24,11 @@ bool few_experts_serves(const MoeCudaArgs& args);
 // As moe_cuda(), but for the order of the sums.
 void few_experts_cuda(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs& inputs);
 
+// One token and narrow experts in fp8, whose weights fit into the multiprocessors' shared memory:
+// few_experts_cuda() does that.
+bool few_one_serves(const MoeCudaArgs& args);
+void few_one_cuda(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs& inputs);
+
 // The same for routed experts of int4.
 struct FewExpertsW4Inputs {
     std::byte* exchange = nullptr;

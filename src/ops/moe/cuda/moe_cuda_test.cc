@@ -152,6 +152,8 @@ class Case {
             down_.bf16[at] = 0x7FC0;
         }
     }
+    // Token t's i-th choice is no expert.
+    void drop_choice(int64_t t, int64_t i) { chosen_[static_cast<size_t>(t * shape_.k + i)] = -1; }
     void set_routing_weight(int64_t t, float weight) {
         for (int64_t i = 0; i < shape_.k; ++i) {
             weights_[static_cast<size_t>(t * shape_.k + i)] = weight;
@@ -262,6 +264,13 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
                                            {2, 4352, 2, 1, 48, 16, fp8, true, true},
                                            {1, 2304, 9, 8, 192, 192, fp8, false},
                                            {4, 4096, 2, 2, 16, 528, fp8},
+                                           // One token of narrow experts: all units and pieces.
+                                           {1, 1024, 9, 8, 192, 192, fp8, false},
+                                           {1, 4096, 3, 2, 80, 48, fp8},
+                                           {1, 4064, 3, 3, 48, 0, fp8},
+                                           {1, 1568, 8, 5, 48, 112, fp8, false},
+                                           {1, 32, 4, 1, 16, 16, fp8},
+                                           {1, 512, 8, 4, 96, 48, fp8, true, false, false, true},
                                            {63, 144, 8, 2, 80, 48, fp8},  // tails along every dimension
                                            {65, 256, 4, 2, 192, 192, fp8, false},  // tile of 64
                                            {129, 272, 2, 1, 144, 0, fp8, true, false, true},
@@ -342,6 +351,37 @@ TEST(MoeCuda, what_is_no_number_shows_there_and_nowhere_else) {
     }
 }
 
+TEST(MoeCuda, one_token_with_choices_that_are_no_experts) {
+    for (const bool fp8 : {false, true}) {
+        for (const int64_t shared_width : {0, 64}) {
+            Case test_case({1, 1024, 24, 8, 112, shared_width, fp8, false});
+            for (const int64_t i : {3, 0, 7, 4}) {
+                test_case.drop_choice(0, i);
+                EXPECT_LT(relative_error(test_case.run(1, false), test_case.reference()), fp8 ? 6e-3 : 4e-3)
+                    << "without choice " << i;
+            }
+        }
+    }
+}
+
+TEST(MoeCuda, what_is_no_number_shows_with_one_token) {
+    for (const bool fp8 : {false, true}) {
+        const Shape shape{1, 512, 8, 8, 144, 64, fp8};
+        Case plain(shape);
+        Case spoiled(shape);
+        spoiled.spoil_weight(5, 33);
+        const std::vector<float> want = plain.run(1, false);
+        const std::vector<float> got = spoiled.run(1, false);
+        for (size_t h = 0; h < got.size(); ++h) {
+            EXPECT_TRUE(h == 33 ? std::isnan(got[h]) : got[h] == want[h]) << h;
+        }
+        spoiled.spoil_token(0);
+        for (const float value : spoiled.run(1, false)) {
+            EXPECT_TRUE(std::isnan(value));
+        }
+    }
+}
+
 TEST(MoeCuda, outputs_of_any_size_are_as_exact) {
     for (const int64_t tokens : {8, 20, 70, 400}) {
         for (const float by : {1e-24f, 1.0f, 1e24f}) {
@@ -367,11 +407,16 @@ TEST(MoeCuda, outputs_of_any_size_are_as_exact) {
 
 TEST(MoeCuda, few_tokens_have_the_same_bits_after_any_calls) {
     for (const bool fp8 : {false, true}) {
-        Case test_case({20, 512, 16, 4, 192, 320, fp8, false, true});
-        for (const int64_t tokens : {1, 2, 8}) {
-            const std::vector<float> first = test_case.run(tokens, false);
-            for (const int calls : {1, 2, 7}) {
-                EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first) << tokens << ", " << calls;
+        // Among calls of all 20 tokens; of all 8, with which one token shares an exchange.
+        for (const int64_t all : {20, 8}) {
+            const int64_t shared_width = all == 20 ? 320 : 192;
+            Case test_case({all, 512, 16, 4, 192, shared_width, fp8, false, true});
+            for (const int64_t tokens : {1, 2, 8}) {
+                const std::vector<float> first = test_case.run(tokens, false);
+                for (const int calls : {1, 2, 7}) {
+                    EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first)
+                        << tokens << " of " << all << ", " << calls;
+                }
             }
         }
     }
