@@ -64,20 +64,29 @@ FewArgs few_args(const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
     return out;
 }
 
+// Of a multiprocessor, for which blocks count what they ask for and a kilobyte more.
+constexpr int kMultiprocessorShared = 228 << 10;
+constexpr int64_t all_shared_bytes(int64_t parts) {
+    return kBlocks * (parts + static_cast<int64_t>(sizeof(FewShared)) + 1024);
+}
+static_assert(all_shared_bytes(kSharedMax) <= kMultiprocessorShared,
+              "blocks that wait for others must be resident");
+
 template <bool Fp8>
 void launch(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
     const auto kernel = few_experts_kernel<Fp8>;
-    const auto bytes = static_cast<int>(parts_bytes(args));
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    // The kernel before, the router's or the quantisation, must leave a multiprocessor that still runs its
-    // blocks room for two of these or for none: where one alone fits, it would wait for the other.
-    int resident = 0;
-    cuda_check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * kFewWarps,
-                                                             static_cast<size_t>(bytes)));
-    check(resident >= kBlocks, "moe: blocks that wait for others must be resident");
+    const int64_t bytes = parts_bytes(args);
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMax));
+    // A multiprocessor must have room for both blocks at once: where one alone fits, it would wait for the
+    // other. So they ask for as much, and for no more, since loads on their way need lines of the level-1
+    // cache.
+    const int64_t percent =
+        (100 * all_shared_bytes(bytes) + kMultiprocessorShared - 1) / kMultiprocessorShared;
+    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    static_cast<int>(percent)));
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(kBlocks * args.sm_count)),
                                  .threads = 32 * kFewWarps,
-                                 .shared_bytes = bytes,
+                                 .shared_bytes = static_cast<int>(bytes),
                                  .stream = stream},
                                 kernel, few_args(args, inputs)));
 }
