@@ -36,8 +36,10 @@ constexpr int64_t kW4FewOutputs = 1 << 17;
 constexpr int64_t kW4WideMean = 112;
 constexpr int64_t kW4WidePairs = 16384;
 
-// int4, narrow experts: rows an expert up to which narrow_w4.cuh makes items of few rows, and serves at all.
-constexpr int64_t kNarrowFewMean = 24;
+// int4, narrow experts: rows an expert up to which narrow_w4.cuh makes items of few rows, of some, and serves
+// at all.
+constexpr int64_t kNarrowFewMean = 21;
+constexpr int64_t kNarrowSomeMean = 33;
 constexpr int64_t kNarrowManyMean = 48;
 
 // Up to so many bytes the experts' outputs may have the better part of the level-2 cache until they are
@@ -518,7 +520,9 @@ void few_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, 
 int narrow_rows(const MoeCudaArgs& args) {
     const MoeCudaTensors& t = args.weights->tensors;
     const int64_t mean = args.tokens * args.k / t.experts;
-    const int rows = mean <= kNarrowFewMean ? kNarrowFewRows : kNarrowManyRows;
+    const int rows = mean <= kNarrowFewMean    ? kNarrowFewRows
+                     : mean <= kNarrowSomeMean ? kNarrowSomeRows
+                                               : kNarrowManyRows;
     const NarrowSizes sizes{.tokens = args.tokens, .k = args.k, .experts = t.experts, .width = t.width};
     return mean <= kNarrowManyMean && narrow_w4_serves(sizes, rows, args.sm_count) ? rows : 0;
 }

@@ -122,15 +122,30 @@ __device__ __forceinline__ void narrow_list(const NarrowW4Args& args, const Narr
     for (int item = thread / 32; item < kNarrowItemsMax; item += kNarrowThreads / 32) {
         const auto [expert, rows, first] = plan.items[item];
         int row = -first;
-#pragma unroll 4
-        for (int begin = 0; rows > 0 && first >= 0 && begin < args.pairs; begin += 32) {
-            const bool match = begin + lane < args.pairs && plan.ids[begin + lane] == expert;
-            const uint32_t all = __ballot_sync(0xFFFFFFFFu, match);
-            const int at = row + __popc(all & ((1u << lane) - 1));
-            if (match && at >= 0 && at < rows) {
-                list(item, at, begin + lane);
+        // Eight pairs a lane at once.
+#pragma unroll 1
+        for (int begin = 8 * lane; rows > 0 && first >= 0 && begin - 8 * lane < args.pairs; begin += 8 * 32) {
+            const uint4 eight = *reinterpret_cast<const uint4*>(plan.ids + begin);
+            const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+            uint32_t matches = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const bool match = static_cast<int>(words[i / 2] >> 16 * (i % 2) & 0xFFFF) == expert;
+                matches |= static_cast<uint32_t>(match && begin + i < args.pairs) << i;
             }
-            row += __popc(all);
+            int upto = __popc(matches);
+#pragma unroll
+            for (int offset = 1; offset < 32; offset *= 2) {
+                const int before = __shfl_up_sync(0xFFFFFFFFu, upto, offset);
+                upto += lane >= offset ? before : 0;
+            }
+            int at = row + upto - __popc(matches);
+            for (; matches != 0; matches &= matches - 1, ++at) {
+                if (at >= 0 && at < rows) {
+                    list(item, at, begin + __ffs(static_cast<int>(matches)) - 1);
+                }
+            }
+            row += __shfl_sync(0xFFFFFFFFu, upto, 31);
         }
     }
 }

@@ -40,6 +40,8 @@ void launch_narrow_inputs(cudaStream_t stream, const NarrowInputsArgs& args, int
 void launch_narrow_w4(cudaStream_t stream, const NarrowW4Args& args, int rows_max, int multiprocessors) {
     if (rows_max == kNarrowFewRows) {
         launch_shape<kNarrowFewRows>(stream, args, multiprocessors);
+    } else if (rows_max == kNarrowSomeRows) {
+        launch_shape<kNarrowSomeRows>(stream, args, multiprocessors);
     } else {
         check(rows_max == kNarrowManyRows, "moe: no such items");
         launch_shape<kNarrowManyRows>(stream, args, multiprocessors);

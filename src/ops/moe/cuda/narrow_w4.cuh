@@ -12,9 +12,12 @@
 // Sums and roundings are those of experts_w4.cuh.
 #pragma once
 
+#include <algorithm>
+
 #include "ops/common/cuda/cache_policy.cuh"
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/moe/cuda/narrow_down_weights.cuh"
 #include "ops/moe/cuda/narrow_plan.cuh"
 #include "ops/moe/cuda/narrow_w4.h"
 #include "ops/moe/cuda/quantize_row.cuh"
@@ -26,8 +29,6 @@ namespace tessera::cuda {
 
 inline constexpr int kNarrowConsumers = 3;
 inline constexpr int kNarrowWarps = 2 * 4 * kNarrowConsumers;  // that consume, of a cluster
-inline constexpr int kNarrowGroupBytes = static_cast<int>(kW4GroupBytes);
-inline constexpr int kNarrowDownBytes = static_cast<int>(w4_unit_bytes(kNarrowWidth));
 static_assert(kNarrowWidth == 2 * 32 * kNarrowConsumers);
 static_assert(kNarrowDownBytes <= 2 * kNarrowGroupBytes);
 
@@ -39,15 +40,16 @@ struct NarrowW4Shape {
     static constexpr int kRowStages = RowsMax <= 32 ? 5 : 3;
     static constexpr int kUnderWay = kRowStages - (RowsMax <= 32 ? 2 : 1);
     static constexpr int kRowStageBytes = 2 * kGroupRowBytes;
-    static constexpr int kSlots = RowsMax <= 32 ? 6 : 5;  // of a consumer's weights
+    static constexpr int kSlots = RowsMax <= 48 ? 6 : 5;  // of a consumer's weights
     static constexpr int kSlotBytes = 2 * kNarrowGroupBytes;
     static constexpr int kActBytes = 2 * kGroupRowBytes;
-    static constexpr bool kTwoResults = RowsMax <= 32;
-    static constexpr int kResultBytes = RowsMax * kSwizzleRowBytes;
+    // Of a consumer: two buffers of up to 32 rows, or one.
+    static constexpr int kTwoRows = RowsMax <= 48 ? 32 : 0;
+    static constexpr int kResultBytes = std::max(2 * kTwoRows, RowsMax) * kSwizzleRowBytes;
     static constexpr int kRows = 0;
     static constexpr int kAct = kRowStages * kRowStageBytes;
     static constexpr int kResults = kAct + kActBytes;
-    static constexpr int kWeights = kResults + kNarrowConsumers * (kTwoResults ? 2 : 1) * kResultBytes;
+    static constexpr int kWeights = kResults + kNarrowConsumers * kResultBytes;
     static constexpr int kLargest = kWeights + kNarrowConsumers * kSlots * kSlotBytes;
     static constexpr int kScales = kLargest + kNarrowWarps * RowsMax * 2;
     static constexpr int kBarriers = kScales + kNarrowConsumers * RowsMax * 4;
@@ -223,12 +225,21 @@ struct NarrowConsumer {
     __device__ __forceinline__ int index() const { return static_cast<int>(threadIdx.x / 128); }
     __device__ __forceinline__ uint32_t rank() const { return cluster_rank(); }
     __device__ __forceinline__ uint32_t slot() const { return memory.slot(index(), weights.stage); }
+    // kW4Unit times those of the rows: of x, then of act.
     __device__ __forceinline__ uint32_t scales() const {
         return memory.address + Shape::kScales + index() * Shape::kRowsMax * 4;
     }
+    // As the sums of a thread need them: of rows 8 j + 2 (lane % 4) and the next.
+    __device__ __forceinline__ float2 row_scales(int j) const {
+        const uint32_t at = scales() + (8 * j + threadIdx.x % 4 * 2) * 4;
+        float2 pair;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(pair.x) : "r"(at) : "memory");
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(pair.y) : "r"(at + 4) : "memory");
+        return pair;
+    }
     __device__ __forceinline__ uint32_t results(int turn = 0) const {
-        constexpr int kOwn = Shape::kTwoResults ? 2 : 1;
-        return memory.address + Shape::kResults + (index() * kOwn + turn % kOwn) * Shape::kResultBytes;
+        return memory.address + Shape::kResults + index() * Shape::kResultBytes +
+               turn * (Shape::kTwoRows * kSwizzleRowBytes);
     }
 };
 
@@ -295,7 +306,7 @@ __device__ __forceinline__ void narrow_make_act(const float (&sums)[N / 2], Narr
         uint32_t matrices[2];
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-            const float2 scales = w4_row_scales(me.scales(), j + m);
+            const float2 scales = me.row_scales(j + m);
             const float* sum = sums + 4 * (j + m);
             matrices[m] = pack_bf16(swiglu(sum[0] * scales.x, sum[2] * scales.x),
                                     swiglu(sum[1] * scales.y, sum[3] * scales.y));
@@ -342,7 +353,8 @@ __device__ __forceinline__ void narrow_make_act(const float (&sums)[N / 2], Narr
     const float scale = row_scale(value);
     if (row < N && part < 2) {
         if (part == 0) {
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(me.scales() + row * 4), "f"(scale) : "memory");
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(me.scales() + row * 4), "f"(scale * kW4Unit)
+                         : "memory");
         }
         const Divider divide = divider(scale);
         const uint2 low = quantize_eight(load_shared_16(me.results() + swizzle_128(row, 2 * part)), divide);
@@ -357,39 +369,6 @@ __device__ __forceinline__ void narrow_make_act(const float (&sums)[N / 2], Narr
     barrier_wait(me.memory.act_full(), me.parity);
     fence_proxy_async();
     me.parity ^= 1;
-}
-
-// A thread's weights of a unit of down: a whole group and half of one.
-struct NarrowRaw {
-    W4Raw first;
-    uint4 half;
-    uint32_t half_scales = 0;
-};
-__device__ __forceinline__ NarrowRaw narrow_load_down(uint32_t slot) {
-    const uint32_t thread = threadIdx.x % 128;
-    const uint32_t rest = slot + kNarrowGroupBytes;
-    NarrowRaw raw{.first = w4_load_unit(slot)};
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(raw.half_scales) : "r"(rest + thread / 4 * 4) : "memory");
-    raw.half = load_shared_16(rest + static_cast<uint32_t>(kW4ScaleBytes) + thread * 16);
-    return raw;
-}
-struct NarrowDown {
-    W4Weights first;
-    uint32_t half[8];
-    uint32_t half_scales = 0;
-};
-__device__ __forceinline__ NarrowDown narrow_convert(const NarrowRaw& raw) {
-    NarrowDown out{.first = w4_convert(raw.first)};
-    out.half_scales = raw.half_scales;
-    w4_expand(raw.half.x, out.half[0], out.half[1]);
-    w4_expand(raw.half.y, out.half[2], out.half[3]);
-    w4_expand(raw.half.z, out.half[4], out.half[5]);
-    w4_expand(raw.half.w, out.half[6], out.half[7]);
-#pragma unroll
-    for (uint32_t& value : out.half) {
-        asm volatile("" : "+r"(value));
-    }
-    return out;
 }
 
 // Down: this consumer's units of the block's half.
@@ -407,8 +386,10 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
         to[i] = args.out +
                 2 * (at * args.hidden + static_cast<int>(me.rank()) * args.hidden / 2 + thread % 8 * 8);
     }
-    constexpr bool kKept = Shape::kRowsMax <= 32;  // scales and the next weights, as registers allow
-    int turn = 0;                                  // of the buffers
+    constexpr bool kTwo = N <= Shape::kTwoRows;
+    constexpr bool kKept =
+        kTwo && (Shape::kRowsMax <= 32 || N <= 16);  // scales and the next weights, as registers allow
+    int turn = 0;                                    // of the buffers
     const auto copy = [&](int unit) {
         group_barrier(1 + me.index(), 128);
 #pragma unroll
@@ -420,10 +401,11 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
                                   policy_to_keep());  // until it is added
             }
         }
-        if (!Shape::kTwoResults) {
+        if (kTwo) {
+            turn ^= 1;
+        } else {
             group_barrier(1 + me.index(), 128);
         }
-        turn ^= 1;
     };
     const uint64_t act = mma_descriptor(me.memory.address + Shape::kAct);
     const auto load = [&] {
@@ -488,7 +470,7 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
         const int place = thread / 32 * 2 + lane / 8 % 2;
 #pragma unroll
         for (int j = 0; j < N / 8; j += 2) {
-            const float2 scales[2] = {w4_row_scales(me.scales(), j), w4_row_scales(me.scales(), j + 1)};
+            const float2 scales[2] = {me.row_scales(j), me.row_scales(j + 1)};
             uint32_t matrices[4];
 #pragma unroll
             for (int m = 0; m < 4; ++m) {
@@ -511,7 +493,8 @@ __device__ __forceinline__ void narrow_consume_item(const NarrowW4Args& args, Na
         float sums[N / 2];
         narrow_multiply<Shape, N>(sums, me, args.hidden / static_cast<int>(kW4Group));
         if (thread < N) {
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(me.scales() + thread * 4), "f"(x_scale) : "memory");
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(me.scales() + thread * 4), "f"(x_scale * kW4Unit)
+                         : "memory");
         }
         group_barrier(1 + me.index(), 128);  // also: the results of the last item are copied
         narrow_make_act<Shape, N>(sums, me);
@@ -534,9 +517,9 @@ __device__ __forceinline__ void narrow_consume(const NarrowW4Args& args, const N
         } else if (rows <= 32) {
             narrow_consume_item<Shape, 32>(args, me, pairs, rows);
         } else if constexpr (Shape::kRowsMax > 32) {
-            if (rows <= 48) {
+            if (Shape::kRowsMax <= 48 || rows <= 48) {
                 narrow_consume_item<Shape, 48>(args, me, pairs, rows);
-            } else {
+            } else if constexpr (Shape::kRowsMax > 48) {
                 narrow_consume_item<Shape, 64>(args, me, pairs, rows);
             }
         }
