@@ -10,6 +10,7 @@
 #include "ops/moe/cuda/experts_w4.h"
 #include "ops/moe/cuda/few_experts.h"
 #include "ops/moe/cuda/moe_cuda.h"
+#include "ops/moe/cuda/narrow_few_w4.h"
 #include "ops/moe/cuda/narrow_w4.h"
 #include "ops/moe/cuda/plan.cuh"
 
@@ -478,8 +479,10 @@ struct SharedW4 {
     MoeCudaArgs args;
     Layout layout;
     PlanArgs plan;
+    std::byte* exchange;  // of few_experts_cuda()
 
-    SharedW4(const MoeCudaArgs& whole, const Layout& whole_layout) : weights(*whole.weights), args(whole) {
+    SharedW4(const MoeCudaArgs& whole, const Layout& whole_layout, std::byte* few_exchange)
+        : weights(*whole.weights), args(whole), exchange(few_exchange) {
         weights.tensors = shared_tensors(weights.tensors);
         args.weights = &weights;
         args.x8 = nullptr;
@@ -492,6 +495,13 @@ struct SharedW4 {
     SharedW4& operator=(const SharedW4&) = delete;
 
     bool fp8() const { return weights.tensors.dtype == DType::kFloat8E4M3; }
+    // For a few tokens.
+    void launch_few(cudaStream_t stream, std::byte* out) const {
+        MoeCudaArgs alone = args;
+        alone.y = out;
+        const auto [x, shared_x] = expert_inputs(alone, layout);
+        few_experts_cuda(stream, alone, {.x = x, .shared_x = shared_x, .exchange = exchange, .add = false});
+    }
     void launch(cudaStream_t stream, std::byte* out) const {
         ExpertsArgs experts = experts_args(args, layout, plan, nullptr);
         experts.out = out;
@@ -508,10 +518,7 @@ void few_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, 
             std::byte* exchange) {
     std::byte* shared_out = shared != nullptr ? args.workspace + layout.out : nullptr;
     if (shared != nullptr) {
-        MoeCudaArgs alone = shared->args;
-        alone.y = shared_out;
-        const auto [x, shared_x] = expert_inputs(alone, shared->layout);
-        few_experts_cuda(stream, alone, {.x = x, .shared_x = shared_x, .exchange = exchange, .add = false});
+        shared->launch_few(stream, shared_out);
     }
     few_experts_w4_cuda(stream, args, {.exchange = exchange + few_exchange_bytes(), .more = shared_out});
 }
@@ -527,11 +534,19 @@ int narrow_rows(const MoeCudaArgs& args) {
     return mean <= kNarrowManyMean && narrow_w4_serves(sizes, rows, args.sm_count) ? rows : 0;
 }
 
-// Whether narrow_w4.cuh serves the call: then it is launched. shared: may be null.
+// Whether narrow_few_w4.cuh serves the call.
+bool narrow_few(const MoeCudaArgs& args) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    const NarrowSizes sizes{.tokens = args.tokens, .k = args.k, .experts = t.experts, .width = t.width};
+    return !args.batch_invariant && narrow_few_serves(sizes, t.hidden);
+}
+
+// Whether narrow_w4.cuh or narrow_few_w4.cuh serves the call: then it is launched. shared: may be null.
 bool narrow_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, const SharedW4* shared,
                const PlanArgs& plan) {
+    const bool few = narrow_few(args);
     const int rows = narrow_rows(args);
-    if (rows == 0) {
+    if (rows == 0 && !few) {
         return false;
     }
     const MoeCudaTensors& t = args.weights->tensors;
@@ -549,8 +564,31 @@ bool narrow_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layou
                           .counters = plan.more_counters,
                           .counters_count = plan.more_counters_count},
                          args.tokens);
-    if (shared != nullptr) {
-        shared->launch(stream, work + layout.out + pairs * t.hidden * 2);
+    std::byte* shared_out = work + layout.out + pairs * t.hidden * 2;
+    if (shared != nullptr && few && few_experts_serves(shared->args)) {
+        shared->launch_few(stream, shared_out);
+    } else if (shared != nullptr) {
+        shared->launch(stream, shared_out);
+    }
+    if (few) {
+        launch_narrow_few(
+            stream,
+            {.chosen = args.chosen,
+             .tokens = static_cast<int32_t>(args.tokens),
+             .k = plan.k,
+             .experts = plan.experts,
+             .hidden = plan.hidden,
+             .early = shared == nullptr,
+             .x = plan.x8,
+             .x_scale = plan.x_scale,
+             .gate_up = static_cast<const uint8_t*>(t.gate_up),
+             .down = static_cast<const uint8_t*>(t.down),
+             .act = reinterpret_cast<uint16_t*>(work + layout.act_bf16),
+             .expert_weights = args.expert_weights,
+             .more = shared != nullptr ? reinterpret_cast<const uint16_t*>(shared_out) : nullptr,
+             .y = static_cast<uint16_t*>(args.y)},
+            args.sm_count);
+        return true;
     }
     launch_narrow_w4(stream,
                      {.chosen = args.chosen,
@@ -579,14 +617,15 @@ void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
     plan.hidden = static_cast<int32_t>(t.hidden);
     std::optional<SharedW4> shared;
     if (t.shared_width > 0) {
-        shared.emplace(args, layout);
+        shared.emplace(args, layout, exchange);
         plan.more_counters = shared->plan.counters;
         plan.more_counters_count = shared->plan.counters_count;
         if (shared->fp8()) {
             quantise_inputs(stream, shared->args, shared->layout);
         }
     }
-    if (few_experts_w4_serves(args) && (!shared.has_value() || few_experts_serves(shared->args))) {
+    if (!narrow_few(args) && few_experts_w4_serves(args) &&
+        (!shared.has_value() || few_experts_serves(shared->args))) {
         few_w4(stream, args, layout, shared.has_value() ? &*shared : nullptr, exchange);
         return;
     }

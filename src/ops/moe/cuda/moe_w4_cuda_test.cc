@@ -242,7 +242,8 @@ TEST(MoeW4Cuda, agrees_with_loops_in_double) {
     for (const Shape& shape :
          {Shape{1, 256, 8, 4, 128, 128}, Shape{1, 2048, 4, 1, 64, 0}, Shape{7, 384, 4, 2, 192, 0},
           Shape{8, 128, 16, 8, 320, 64}, Shape{16, 384, 4, 2, 192, 0}, Shape{24, 256, 8, 2, 192, 64},
-          Shape{100, 128, 4, 2, 64, 64}, Shape{130, 256, 2, 1, 320, 0}}) {
+          Shape{100, 128, 4, 2, 64, 64}, Shape{130, 256, 2, 1, 320, 0}, Shape{100, 256, 12, 3, 192, 64},
+          Shape{130, 384, 2, 1, 192, 0}, Shape{640, 128, 40, 2, 192, 32}}) {
         const Case test_case(shape);
         const std::vector<double> want = test_case.reference<double>();
         const double error = relative_error(test_case.run(shape.tokens, false), want);
@@ -291,7 +292,8 @@ TEST(MoeW4Cuda, with_wider_experts_too_a_token_has_the_same_bits_in_any_batch) {
 // Over many inputs the tensor cores' 14 bits move a value of act across a rounding more often than exact
 // sums.
 TEST(MoeW4Cuda, a_batch_of_few_tokens_is_as_exact_as_one_of_many) {
-    for (const Shape& shape : {Shape{2, 1152, 16, 8, 192, 0}, Shape{8, 2048, 16, 4, 192, 64}}) {
+    for (const Shape& shape : {Shape{2, 1152, 16, 8, 192, 0}, Shape{8, 2048, 16, 4, 192, 64},
+                               Shape{5, 640, 12, 3, 192, 0}, Shape{13, 256, 40, 8, 192, 64}}) {
         const Case test_case(shape);
         const std::vector<double> want = test_case.reference<double>();
         const double few = relative_error(test_case.run(shape.tokens, false), want);
