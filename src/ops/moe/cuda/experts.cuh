@@ -96,13 +96,13 @@ struct OwnItem {
     uint16_t rows = 0;
     uint16_t unused = 0;
 };
+// No item is early, so that gate and up and down have the same ones.
 template <int TileMax>
 struct ExpertsOwnPlan {
     static constexpr int kItems = kOwnExperts + kOwnPairs / TileMax;
     OwnItem items[kItems];
-    uint16_t down_items[kItems];  // those with rows
-    uint16_t tokens[kOwnPairs];   // of the sorted rows
-    int2 routed_items;
+    uint16_t tokens[kOwnPairs];  // of the sorted rows
+    int32_t routed_items;
     uint32_t warps[4];
 };
 
@@ -156,16 +156,21 @@ struct ExpertsShape {
     static_assert(kBytes <= 232448);
 };
 
+inline constexpr int32_t kTileShared = 1;   // of the shared expert
+inline constexpr int32_t kTileActHere = 2;  // int4 only: all rows of act that it reads are there
+
 // One tile of work. phase: 0 = gate and up, 1 = down, -1 = no more.
 struct ExpertsTile {
     int32_t phase = -1;
     int32_t item = 0;  // the shared ones first
     int32_t expert = 0;
-    int32_t shared = 0;
+    int32_t marks = 0;  // kTileShared, kTileActHere
     int32_t row = 0;
     int32_t rows = 0;
     int32_t tile = 0;     // along the weights' rows
     int32_t columns = 0;  // rows as the tensor cores take them
+
+    __device__ __forceinline__ bool shared() const { return (marks & kTileShared) != 0; }
 };
 
 // Scales of a tile: of the sums, and one over the next input's.
@@ -231,7 +236,7 @@ struct ExpertsMemory {
 };
 
 __device__ __forceinline__ const ExpertsSide& experts_side(const ExpertsArgs& args, const ExpertsTile& tile) {
-    return tile.shared != 0 ? args.shared : args.routed;
+    return tile.shared() ? args.shared : args.routed;
 }
 
 // Bytes of one row of a phase's inputs; of a tile without rows those that were asked for early.
@@ -268,7 +273,7 @@ __device__ __forceinline__ ExpertsTile acquire_tile(const ExpertsMemory<Shape>& 
     return {.phase = low.x,
             .item = low.y,
             .expert = low.z,
-            .shared = low.w,
+            .marks = low.w,
             .row = high.x,
             .rows = high.y,
             .tile = high.z,

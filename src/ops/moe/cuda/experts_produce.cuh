@@ -26,7 +26,8 @@ __device__ __forceinline__ int2 experts_routed_items(const ExpertsArgs& args,
                                                      const ExpertsMemory<Shape>& memory) {
     if constexpr (Shape::kOwnPlan) {
         if (args.chosen != nullptr) {
-            return memory.own_plan()->routed_items;
+            const int items = memory.own_plan()->routed_items;
+            return make_int2(items, items);
         }
     }
     return *reinterpret_cast<const int2*>(args.routed_items);
@@ -50,19 +51,15 @@ __device__ __forceinline__ ExpertsTile experts_item(const ExpertsArgs& args,
     ExpertsTile tile{.phase = phase, .item = index};
     if (index < args.shared_items) {
         const int first = index * args.shared_rows;
-        tile.shared = 1;
+        tile.marks = kTileShared;
         tile.row = args.shared_row + first;
         tile.rows = min(args.shared_rows, args.tokens - first);
     } else if (has_own_plan<Shape>(args)) {
         if constexpr (Shape::kOwnPlan) {
-            const auto& plan = *memory.own_plan();
-            const int at =
-                phase == 0 ? index - args.shared_items : plan.down_items[index - args.shared_items];
-            const OwnItem item = plan.items[at];
+            const OwnItem item = memory.own_plan()->items[index - args.shared_items];
             tile.expert = item.expert;
             tile.row = item.row;
             tile.rows = item.rows;
-            tile.item = args.shared_items + at;
         }
     } else {
         const ExpertsItem* items = phase == 0 ? args.items : args.down_items;
@@ -191,7 +188,7 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
         for (int n = 0; n < kEach; ++n) {  // on their way at once
             const int i = begin + 32 * n;
             token[n] = i >= tile.rows     ? 0
-                       : tile.shared != 0 ? tile.row - args.shared_row + i
+                       : tile.shared() ? tile.row - args.shared_row + i
                                           : experts_row_token(args, memory, tile.row + i);
         }
 #pragma unroll
@@ -228,7 +225,7 @@ __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const 
     wait_for_previous_kernel();
     const int2 routed_items = experts_routed_items(args, memory);
     ExpertsTile tile = experts_early_tile<Shape>(args, memory);
-    if (tile.phase == 0 && tile.shared == 0) {  // its item does not wait for their number
+    if (tile.phase == 0 && !tile.shared()) {  // its item does not wait for their number
         const int place = tile.tile;
         tile = experts_item(args, memory, tile.item, 0);
         tile.tile = place;
@@ -263,9 +260,9 @@ __device__ __forceinline__ void experts_schedule(const ExpertsArgs& args, const 
         next = __shfl_sync(0xFFFFFFFFu, next, 0) - begin + static_cast<int>(gridDim.x);
         tile = list.tile(args, memory, next, look.run);
         if constexpr (Shape::kRowScales) {
-            // int4 alone: whether act is known to be there. Its load and the item's wait together.
+            // Its load and the item's wait together.
             if (tile.phase == 1) {
-                tile.shared = load_acquire(args.ready + tile.item);
+                tile.marks = load_acquire(args.ready + tile.item) != 0 ? kTileActHere : 0;
             }
         }
         scale = experts_raw_scale<Fp8>(args, tile, lane);
@@ -427,7 +424,7 @@ __device__ __forceinline__ void experts_bring_rows(const ExpertsArgs& args,
             const int steps = (input_bytes + kSwizzleRowBytes - 1) / kSwizzleRowBytes;
             const int boxes = tile.columns / kRowBoxRows;
             const CUtensorMap* map = tile.phase == 0 ? &side.x_rows : &side.act;
-            const int row = tile.phase == 0 && tile.shared != 0 ? tile.row - args.shared_row : tile.row;
+            const int row = tile.phase == 0 && tile.shared() ? tile.row - args.shared_row : tile.row;
             if (tile.phase == 1 && tile.item != known && thread < boxes) {
                 const int tiles = (side.width + Shape::kOutputs - 1) / Shape::kOutputs;
                 const int target = Shape::kReadyTiles * tiles;

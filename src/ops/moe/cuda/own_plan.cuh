@@ -91,8 +91,7 @@ __device__ __forceinline__ void own_plan(const ExpertsArgs& args, const ExpertsM
         __syncwarp();
     }
     group_barrier(kBarrier, kOwnThreads);
-    // Two experts a thread. Sums over the stretches, then over the experts before: pairs, items, and of these
-    // those that are no early ones.
+    // Two experts a thread. Sums over the stretches, then over the experts before: pairs and items.
     uint32_t both = 0;
 #pragma unroll
     for (int i = 0; i < kOwnStretches; ++i) {
@@ -104,10 +103,9 @@ __device__ __forceinline__ void own_plan(const ExpertsArgs& args, const ExpertsM
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         cut[i] = experts_cut(count[i], Shape::kTileMax);
-        const int further = 2 * thread + i < args.early_items ? max(cut[i].items - 1, 0) : cut[i].items;
-        sum += static_cast<uint32_t>(count[i] | cut[i].items << 12 | further << 22);
+        sum += static_cast<uint32_t>(count[i] | cut[i].items << 16);
     }
-    static_assert(kOwnPairs < 1 << 12 && ExpertsOwnPlan<Shape::kTileMax>::kItems < 1 << 10);
+    static_assert(kOwnPairs < 1 << 16 && ExpertsOwnPlan<Shape::kTileMax>::kItems < 1 << 16);
     uint32_t ends = sum;
 #pragma unroll 1
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -123,13 +121,11 @@ __device__ __forceinline__ void own_plan(const ExpertsArgs& args, const ExpertsM
         ends += i < warp ? plan.warps[i] : 0;
     }
     if (thread == kOwnThreads - 1) {
-        plan.routed_items =
-            make_int2(args.early_items + static_cast<int>(ends >> 22), static_cast<int>(ends >> 12 & 0x3FF));
+        plan.routed_items = static_cast<int>(ends >> 16);
     }
     const uint32_t start = ends - sum;
-    int row = static_cast<int>(start & 0xFFF);
-    int down = static_cast<int>(start >> 12 & 0x3FF);
-    int place = args.early_items + static_cast<int>(start >> 22);
+    int row = static_cast<int>(start & 0xFFFF);
+    int place = static_cast<int>(start >> 16);
     uint32_t rows_begin = static_cast<uint32_t>(row | (row + count[0]) << 16);
 #pragma unroll
     for (int i = 0; i < kOwnStretches; ++i) {
@@ -142,16 +138,10 @@ __device__ __forceinline__ void own_plan(const ExpertsArgs& args, const ExpertsM
         const int expert = 2 * thread + i;
         const int here = i == 0 ? count[0] : count[1];
         const ExpertsCut pieces = i == 0 ? cut[0] : cut[1];
-        const bool early = expert < args.early_items;
-        for (int n = 0; n < max(pieces.items, early ? 1 : 0); ++n) {
-            const OwnItem item{.expert = static_cast<uint16_t>(expert),
-                               .row = static_cast<uint16_t>(row + n * pieces.rows),
-                               .rows = static_cast<uint16_t>(min(pieces.rows, here - n * pieces.rows))};
-            const int at = early && n == 0 ? expert : place++;
-            plan.items[at] = item;
-            if (n < pieces.items) {
-                plan.down_items[down++] = static_cast<uint16_t>(at);
-            }
+        for (int n = 0; n < pieces.items; ++n) {
+            plan.items[place++] = {.expert = static_cast<uint16_t>(expert),
+                                   .row = static_cast<uint16_t>(row + n * pieces.rows),
+                                   .rows = static_cast<uint16_t>(min(pieces.rows, here - n * pieces.rows))};
         }
         row += here;
     }

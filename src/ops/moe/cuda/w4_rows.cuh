@@ -141,7 +141,7 @@ __device__ __forceinline__ void w4_bring_rows(const ExpertsW4Args& args, const E
             }
         } else {
             if (tile.phase == 1 && tile.item != known) {
-                while (tile.shared == 0 && load_acquire(experts.ready + tile.item) == 0) {
+                while ((tile.marks & kTileActHere) == 0 && load_acquire(experts.ready + tile.item) == 0) {
                     __nanosleep(64);
                 }
                 fence_proxy_async_all();
