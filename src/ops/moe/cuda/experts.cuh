@@ -115,16 +115,19 @@ struct ExpertsLook {
     int32_t first_columns = 0;  // those of the shared expert, with which some blocks begin
 };
 
-inline constexpr int kExpertsThreads = 384;
-inline constexpr int kExpertsRowWarps = 2;  // that bring the tokens' rows
-inline constexpr int kRowBoxRows = 16;      // of act in one copy
+inline constexpr int kExpertsThreads = 384;  // with two consumers
+inline constexpr int kExpertsRowWarps = 2;   // that bring the tokens' rows
+inline constexpr int kRowBoxRows = 16;       // of act in one copy
 
 // A tile: 128 * Blocks rows of weights by up to TileMax tokens. Two consumers halve each, or (Turns) take
 // them in turn.
 template <int Blocks, int TileMax, int Stages, bool Turns>
 struct ExpertsShape {
-    static constexpr int kBlocks = Blocks;  // of 64 rows of weights, for each of two consumers
+    static constexpr int kConsumers = 2;
+    static constexpr int kThreads = kExpertsThreads;
+    static constexpr int kBlocks = Blocks;  // of 64 rows of weights, for each of the consumers
     static constexpr bool kTurns = Turns;
+    static constexpr bool kAtOnce = false;  // a stage is given back before the next one's products begin
     static constexpr int kHeld = Turns ? 2 * Blocks : Blocks;  // of a consumer in one tile
     static constexpr int kTileMax = TileMax;
     static constexpr int kTileMin = TileMax > 64 ? 64 : 16;
@@ -153,6 +156,43 @@ struct ExpertsShape {
     static constexpr bool kOwnPlan = TileMax <= 64;  // it has room for one
     static constexpr int kPlan = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;
     static constexpr int kBytes = kPlan + (kOwnPlan ? sizeof(ExpertsOwnPlan<TileMax>) : 0);
+    static_assert(kBytes <= 232448);
+};
+
+// A tile of 192 rows of weights by up to 192 tokens. Three consumers take 64 each; of gate and up these are 8
+// of gate, then the same 8 of up in turn. e4m3 only.
+struct ExpertsThirds {
+    static constexpr int kConsumers = 3;
+    static constexpr int kThreads = 128 * (kConsumers + 1);
+    static constexpr int kBlocks = 1;
+    static constexpr bool kTurns = false;
+    static constexpr bool kAtOnce = true;  // the other consumers multiply meanwhile
+    static constexpr int kHeld = 1;
+    static constexpr int kTileMax = 192;
+    static constexpr int kTileMin = 64;
+    static constexpr int kStages = 4;
+    static constexpr int kWeightRows = 64 * kConsumers;
+    static constexpr int kOutputs = kWeightRows / 2;
+    static constexpr int kBlockBytes = 64 * kSwizzleRowBytes;
+    static constexpr int kWeightBytes = kWeightRows * kSwizzleRowBytes;
+    static constexpr int kRowsOffset = kWeightBytes;
+    static constexpr int kReadyTiles = kConsumers;
+    static constexpr int kConsumerArrivals = kConsumers;
+    static constexpr bool kRowScales = false;
+    static constexpr int kStageBytes = kWeightBytes + kTileMax * kSwizzleRowBytes;
+    static constexpr int kSlots = 3;
+    static constexpr bool kOwnBuffer = true;
+    static constexpr int kResultBytes = 8192;
+    // Of a thread: 56 + 3 * 152 is all there is.
+    static constexpr int kBringRegisters = 56;
+    static constexpr int kConsumeRegisters = 152;
+    static constexpr int kBuffers = kStages * kStageBytes;
+    static constexpr int kBarriers = kBuffers + kConsumers * kResultBytes;
+    static constexpr int kTiles = kBarriers + (2 * kStages + 2 * kSlots) * 8;
+    static constexpr int kSlotBytes = 32 + kTileMax * 4 + 16;
+    static constexpr bool kOwnPlan = false;
+    static constexpr int kPlan = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;
+    static constexpr int kBytes = kPlan;
     static_assert(kBytes <= 232448);
 };
 
@@ -257,7 +297,7 @@ __device__ __forceinline__ void experts_init_barriers(const ExpertsMemory<Shape>
     for (int slot = 0; slot < Shape::kSlots; ++slot) {
         barrier_init(memory.tiles().barriers + 8 * slot, kWarpArrivals);
         barrier_init(memory.tiles().barriers + 8 * (Shape::kSlots + slot),
-                     1 + (8 + kExpertsRowWarps) * kWarpArrivals);
+                     1 + (4 * Shape::kConsumers + kExpertsRowWarps) * kWarpArrivals);
     }
     barrier_init_fence();
 }

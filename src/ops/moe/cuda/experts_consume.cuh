@@ -13,7 +13,8 @@
 
 namespace tessera::cuda {
 
-// As store_transposed(), of two or four matrices, if rows > 0: a warp's instructions are the same without.
+// As store_transposed(), of one, two or four matrices, if rows > 0: a warp's instructions are the same
+// without.
 __device__ __forceinline__ void store_transposed_if(int rows, uint32_t address,
                                                     const uint32_t (&matrices)[4]) {
     asm volatile(
@@ -31,12 +32,20 @@ __device__ __forceinline__ void store_transposed_if(int rows, uint32_t address,
         : "memory");
 }
 
+__device__ __forceinline__ void store_transposed_if(int rows, uint32_t address, uint32_t matrix) {
+    asm volatile(
+        "{\n.reg .pred there;\nsetp.gt.s32 there, %2, 0;\n"
+        "@there stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};\n}\n" ::"r"(address),
+        "r"(matrix), "r"(rows)
+        : "memory");
+}
+
 // What a consumer knows beside the tile.
 template <typename Shape>
 struct ExpertsConsumer {
     uint32_t memory = 0;  // begin of the stages
     ExpertsRing<Shape::kStages> ring;
-    int index = 0;            // 0 or 1
+    int index = 0;            // 0, 1 or 2
     uint64_t out_policy = 0;  // of the level-2 cache
     int turns = 0;            // tiles so far that this block's consumers took in turn
     bool leader = false;
@@ -69,7 +78,8 @@ __device__ __forceinline__ void experts_give_turn(const ExpertsConsumer<Shape>& 
 }
 
 // sums = weights x rows over all inputs. Returns the "empty" barrier of the last stage, whose weights of this
-// consumer may serve as a buffer until it is told; 0 without steps. copied: the rows came by cp.async.
+// consumer may serve as a buffer until it is told; 0 without steps, or if it is told already. copied: the
+// rows came by cp.async.
 template <bool Fp8, typename Shape, int N>
 __device__ __forceinline__ uint32_t experts_multiply(const ExpertsArgs& args,
                                                      float (&sums)[Shape::kHeld][N / 2],
@@ -120,11 +130,18 @@ __device__ __forceinline__ uint32_t experts_multiply(const ExpertsArgs& args,
         if (Shape::kTurns && step + 1 == steps) {
             experts_give_turn(me);
         }
-        mma_wait<1>();
-        if (release != 0 && me.leader) {
-            barrier_arrive(release);
+        if constexpr (Shape::kAtOnce) {
+            mma_wait<0>();
+            if (me.leader) {
+                barrier_arrive(me.ring.empty());
+            }
+        } else {
+            mma_wait<1>();
+            if (release != 0 && me.leader) {
+                barrier_arrive(release);
+            }
+            release = me.ring.empty();
         }
-        release = me.ring.empty();
         me.ring.advance();
     }
     experts_tell(args, me);
@@ -274,6 +291,48 @@ __device__ __forceinline__ void store_bf16_pairs(const float (&low)[N / 2], cons
     __syncwarp();
 }
 
+// [rows, 64] bfloat16: of each row 128 bytes by 8 neighbouring threads, 32 rows in turn with the next 32.
+template <int N>
+__device__ __forceinline__ void store_bf16_lines(const float (&values)[N / 2], float scale,
+                                                 const ExpertsTarget& to) {
+    constexpr int kRows = 32;
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int lane = thread % 32;
+    const int put_row = lane / 16 * 8 + lane % 8;
+    const int put_piece = thread / 32 * 2 + lane / 8 % 2;
+    const int row = thread / 8;
+    const int column = to.column + thread % 8 * 8;
+    const int rows = column < to.columns ? to.rows - row : 0;
+    uint8_t* out = to.out + row * to.stride + column * 2;
+#pragma unroll
+    for (int first = 0; first < N; first += kRows) {
+        if (!to.has_piece(first / 16)) {
+            out += kRows * to.stride;
+            continue;
+        }
+        const uint32_t buffer = to.buffer + first / kRows % 2 * (kRows * 128);
+#pragma unroll
+        for (int j = first / 16; j < min(first + kRows, N) / 16; ++j) {
+            uint32_t matrices[4];
+#pragma unroll
+            for (int m = 0; m < 4; ++m) {
+                matrices[m] = pack_bf16(values[8 * j + 2 * m] * scale, values[8 * j + 2 * m + 1] * scale);
+            }
+            store_transposed_if(to.rows, buffer + swizzle_128(16 * j - first + put_row, put_piece), matrices);
+        }
+        group_barrier(to.barrier, 128);
+#pragma unroll
+        for (int i = 0; i < kRows / 16; ++i) {
+            if (first + 16 * i < min(rows, N)) {
+                *reinterpret_cast<uint4*>(out) =
+                    load_shared_16(buffer + swizzle_128(16 * i + row, thread % 8));
+            }
+            out += 16 * to.stride;
+        }
+    }
+    group_barrier(to.barrier, 128);
+}
+
 // SwiGLU, rounded to bfloat16, then e4m3. A thread's rows of weights r and r + 8 are neighbouring outputs.
 template <int N>
 __device__ __forceinline__ void store_act_fp8(const float (&gate)[N / 2], const float (&up)[N / 2],
@@ -342,6 +401,55 @@ __device__ __forceinline__ void store_act_narrow(const float (&sums)[N / 2], con
         }
     }
 }
+// The same through shared memory: of 32 outputs, 8 by each warp. A matrix has 8 outputs by 8 pairs of
+// neighbouring tokens, and each row of the buffer both tokens of a pair, byte by byte.
+template <int N>
+__device__ __forceinline__ void store_act_pairs(const float (&sums)[N / 2], const ExpertsScales& scales,
+                                                const ExpertsTarget& to) {
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int lane = thread % 32;
+    const auto place = [](int row, int piece) {
+        return static_cast<uint32_t>(row * 64 + ((piece ^ ((row >> 1) & 3)) << 4));
+    };
+#pragma unroll
+    for (int j = 0; j < N / 16; ++j) {
+        if (!to.has_piece(j)) {
+            continue;
+        }
+        uint32_t matrix = 0;
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            const float* sum = sums + 8 * j + 4 * m;
+            const uint32_t pair = pack_bf16(swiglu(sum[0] * scales.gate, sum[2] * scales.up),
+                                            swiglu(sum[1] * scales.gate, sum[3] * scales.up));
+            const uint32_t both =
+                pack_e4m3(low_bf16(pair) * scales.inverse_output, high_bf16(pair) * scales.inverse_output);
+            matrix |= both << 16 * m;
+        }
+        store_transposed_if(to.rows, to.buffer + place(8 * j + lane % 8, thread / 32), matrix);
+    }
+    group_barrier(to.barrier, 128);
+    const auto even = [](uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x6420); };
+    const auto odd = [](uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x7531); };
+    const int half = thread % 2;
+    const int column = to.column + half * 16;
+#pragma unroll
+    for (int i = 0; i < (N + 127) / 128; ++i) {
+        const int row = thread / 2 + 64 * i;  // of the buffer
+        const int token = row / 8 * 16 + row % 2 * 8 + row % 8 / 2 * 2;
+        if (token < to.rows && column < to.columns) {
+            const uint4 a = load_shared_16(to.buffer + place(row, 2 * half));
+            const uint4 b = load_shared_16(to.buffer + place(row, 2 * half + 1));
+            uint8_t* out = to.out + token * to.stride + column;
+            *reinterpret_cast<uint4*>(out) =
+                make_uint4(even(a.x, a.y), even(a.z, a.w), even(b.x, b.y), even(b.z, b.w));
+            if (token + 1 < to.rows) {
+                *reinterpret_cast<uint4*>(out + to.stride) =
+                    make_uint4(odd(a.x, a.y), odd(a.z, a.w), odd(b.x, b.y), odd(b.z, b.w));
+            }
+        }
+    }
+}
 template <int N>
 __device__ __forceinline__ void store_out_narrow(const float (&sums)[N / 2], float scale,
                                                  const ExpertsTarget& to) {
@@ -358,11 +466,11 @@ __device__ __forceinline__ void store_out_narrow(const float (&sums)[N / 2], flo
     }
 }
 
-// Of a tile's outputs, which two consumers halve, or one has alone.
+// Of a tile's outputs, of which consumers have the same share, or one has all.
 template <typename Shape>
 __device__ __forceinline__ int experts_column(const ExpertsTile& tile, const ExpertsConsumer<Shape>& me,
                                               int outputs) {
-    return tile.tile * outputs + (Shape::kTurns ? 0 : me.index * outputs / 2);
+    return tile.tile * outputs + (Shape::kTurns ? 0 : me.index * (outputs / Shape::kConsumers));
 }
 
 template <bool Fp8, typename Shape, int N>
@@ -379,7 +487,9 @@ __device__ __forceinline__ void experts_store_act(const ExpertsArgs& args, const
                      .columns = side.width,
                      .buffer = me.buffer,
                      .barrier = 1 + me.index};
-    if constexpr (Shape::kBlocks == 1) {
+    if constexpr (Shape::kConsumers == 3) {
+        store_act_pairs<N>(sums[0], scales, to);
+    } else if constexpr (Shape::kBlocks == 1) {
         store_act_narrow<Fp8, N>(sums[0], scales, to);
     } else {
 #pragma unroll
@@ -412,7 +522,9 @@ __device__ __forceinline__ void experts_store_out(const ExpertsArgs& args, const
                      .buffer = me.buffer,
                      .barrier = 1 + me.index,
                      .policy = me.out_policy};
-    if constexpr (Shape::kBlocks == 1) {
+    if constexpr (Shape::kConsumers == 3) {
+        store_bf16_lines<N>(sums[0], scale, to);
+    } else if constexpr (Shape::kBlocks == 1) {
         store_out_narrow<N>(sums[0], scale, to);
     } else if (args.down_pairs) {
 #pragma unroll
@@ -436,7 +548,7 @@ __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, co
                                                      const ExpertsScales& scales, int steps,
                                                      ExpertsConsumer<Shape>& me) {
     if (!Shape::kTurns && steps > 0 && tile.phase == 0 &&
-        tile.tile * Shape::kOutputs + me.index * Shape::kOutputs / 2 >= experts_side(args, tile).width) {
+        experts_column(tile, me, Shape::kOutputs) >= experts_side(args, tile).width) {
         wait_for_previous_kernel();
         experts_tell(args, me);
         experts_pass(me, steps);
@@ -447,7 +559,7 @@ __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, co
     const uint32_t release =
         experts_multiply<Fp8, Shape, N>(args, sums, me, steps, tile.phase == 0 && !args.x_sorted);
     const bool real = steps > 0;
-    if (Shape::kOwnBuffer && me.leader && real) {
+    if (Shape::kOwnBuffer && !Shape::kAtOnce && me.leader && real) {
         barrier_arrive(release);
     }
     if (real) {

@@ -3,10 +3,10 @@
 // Roofline: at few tokens the weights of every chosen expert are read once (H200: bytes / 4.27 TB/s); at
 // many, 2 * rows * outputs * inputs operations at the wgmma rate (0.8 PFLOP/s bfloat16, 1.3 to 1.5 fp8).
 //
-// Schedule: a persistent block of three warpgroups on each multiprocessor. In one, a warp takes tiles from a
-// common list (all gate and up tiles, then all down tiles), one brings weights, two bring the tokens' rows; a
-// down tile waits for its item's rows of act, and its weights do not. Two consume: the weights are the M side
-// of wgmma, the tokens' rows the N side, which is as wide as the item, in steps of 16.
+// Schedule: a persistent block of three or four warpgroups on each multiprocessor. In one, a warp takes tiles
+// from a common list (all gate and up tiles, then all down tiles), one brings weights, two bring the tokens'
+// rows; a down tile waits for its item's rows of act, and its weights do not. The others consume: the weights
+// are the M side of wgmma, the tokens' rows the N side, which is as wide as the item, in steps of 16.
 #pragma once
 
 #include "ops/moe/cuda/experts_consume.cuh"
@@ -15,7 +15,7 @@
 namespace tessera::cuda {
 
 template <bool Fp8, typename Shape>
-__global__ void __launch_bounds__(kExpertsThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     experts_kernel(const __grid_constant__ ExpertsArgs args, const ExpertsLook look) {
     extern __shared__ __align__(1024) uint8_t shared_raw[];
     const ExpertsMemory<Shape> memory{.base = shared_raw, .address = shared_address(shared_raw)};
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kExpertsThreads, 1)
     }
     __syncthreads();
     let_next_kernel_start();
-    if (warpgroup == 2) {
+    if (warpgroup == Shape::kConsumers) {
         registers_give<Shape::kBringRegisters>();
         const int warp = static_cast<int>(threadIdx.x % 128 / 32);
         float scale = 1;

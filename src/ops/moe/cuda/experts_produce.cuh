@@ -187,9 +187,9 @@ __device__ __forceinline__ void experts_publish(const ExpertsArgs& args, const E
 #pragma unroll
         for (int n = 0; n < kEach; ++n) {  // on their way at once
             const int i = begin + 32 * n;
-            token[n] = i >= tile.rows     ? 0
+            token[n] = i >= tile.rows  ? 0
                        : tile.shared() ? tile.row - args.shared_row + i
-                                          : experts_row_token(args, memory, tile.row + i);
+                                       : experts_row_token(args, memory, tile.row + i);
         }
 #pragma unroll
         for (int n = 0; n < kEach; ++n) {
@@ -286,7 +286,9 @@ __device__ __forceinline__ void experts_bring_steps(const ExpertsArgs& args,
         const uint32_t to = memory.address + stages.stage * Shape::kStageBytes;
         barrier_wait(stages.empty(), stages.parity ^ 1);
         barrier_arrive_expect(stages.full(), Shape::kWeightBytes);
-        if (tile.phase == 1 && Shape::kBlocks == 2 && args.down_pairs) {
+        if (tile.phase == 1 && Shape::kConsumers == 3) {
+            copy_box(to, &side.down, step * kStep, first_row, stages.full());
+        } else if (tile.phase == 1 && Shape::kBlocks == 2 && args.down_pairs) {
 #pragma unroll
             for (int half = 0; half < Shape::kBlocks; ++half) {
                 copy_box(to + half * 2 * Shape::kBlockBytes, &side.down,
@@ -299,7 +301,8 @@ __device__ __forceinline__ void experts_bring_steps(const ExpertsArgs& args,
                          stages.full());
             }
         } else if constexpr (Shape::kBlocks == 1) {
-            copy_box(to, &side.gate_up, {step * kStep, 0, 0, tile.tile * 8, tile.expert}, stages.full());
+            copy_box(to, &side.gate_up, {step * kStep, 0, 0, tile.tile * (Shape::kOutputs / 8), tile.expert},
+                     stages.full());
         } else {
 #pragma unroll
             for (int block = 0; block < 4; ++block) {

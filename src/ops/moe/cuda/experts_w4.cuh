@@ -21,6 +21,7 @@ namespace tessera::cuda {
 // of a multiprocessor.
 template <int Blocks, int TileMax, int Stages, int Resident = 1>
 struct ExpertsW4Shape {
+    static constexpr int kConsumers = 2;
     static constexpr int kBlocks = Blocks;
     static constexpr int kResident = Resident;
     static constexpr bool kFencedRows = Resident > 1;  // by those who copy them

@@ -83,6 +83,7 @@ int64_t round_up(int64_t value, int64_t to) {
 
 struct Layout {
     int tile_max = 0;
+    bool thirds = false;  // tiles are those of ExpertsThirds
     bool x_sorted = false;
     int64_t routed_rows = 0;
     int64_t rows = 0;
@@ -135,9 +136,11 @@ int64_t shared_item_rows(const MoeCudaTensors& tensors, int64_t tokens, int64_t 
 }
 
 // Tiles of gate and up of an item, not int4.
-int64_t gate_tiles(int tile_max, int64_t width) {
+int64_t gate_tiles(const Layout& layout, int64_t width) {
     static_assert(MiddleShape::kOutputs == WideShape::kOutputs);
-    const int64_t outputs = tile_max == NarrowShape::kTileMax ? NarrowShape::kOutputs : MiddleShape::kOutputs;
+    const int64_t outputs = layout.thirds                              ? ExpertsThirds::kOutputs
+                            : layout.tile_max == NarrowShape::kTileMax ? NarrowShape::kOutputs
+                                                                       : MiddleShape::kOutputs;
     return (width + outputs - 1) / outputs;
 }
 
@@ -145,6 +148,10 @@ int64_t gate_tiles(int tile_max, int64_t width) {
 bool plans_itself(const MoeCudaTensors& t, int64_t pairs, int tile_max) {
     return t.dtype != DType::kInt4 && t.experts > 0 && t.experts <= kOwnExperts && pairs > 0 &&
            pairs <= kOwnPairs && tile_max <= MiddleShape::kTileMax;
+}
+// Routed experts with many rows, e4m3.
+bool takes_thirds(const MoeCudaTensors& t, int64_t pairs, int tile_max) {
+    return t.dtype == DType::kFloat8E4M3 && t.experts > 0 && pairs > 0 && tile_max == WideShape::kTileMax;
 }
 // How many experts' first items are the first routed ones: as many as the blocks' first tiles reach, if
 // nearly all experts have tokens, and one item each, since neighbours share their weights. int4: none, its
@@ -156,9 +163,9 @@ int64_t early_items(const MoeCudaTensors& t, const Layout& layout, int64_t sm_co
         plans_itself(t, layout.routed_rows, layout.tile_max)) {
         return 0;
     }
-    const int64_t shared_tiles = layout.shared_items * gate_tiles(layout.tile_max, t.shared_width);
+    const int64_t shared_tiles = layout.shared_items * gate_tiles(layout, t.shared_width);
     const int64_t left = std::max<int64_t>(sm_count - shared_tiles, 0);
-    return std::min(t.experts, left / gate_tiles(layout.tile_max, t.width));
+    return std::min(t.experts, left / gate_tiles(layout, t.width));
 }
 
 // Its counters, which all such calls share.
@@ -187,6 +194,7 @@ Layout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int
     layout.x_sorted = w4 ? tensors.width >= kSortedWidth && tokens * k / tensors.experts >= kSortedMean
                          : tensors.experts == 0 && layout.tile_max == WideShape::kTileMax;
     layout.routed_rows = tokens * k;
+    layout.thirds = takes_thirds(tensors, layout.routed_rows, layout.tile_max);
     const bool shared = tensors.shared_width > 0 && !w4;
     layout.rows = layout.routed_rows + (shared ? tokens : 0);
     layout.act_width = shared ? std::max(tensors.width, tensors.shared_width) : tensors.width;
@@ -246,7 +254,7 @@ void launch_shape(cudaStream_t stream, const ExpertsArgs& args, const Layout& la
     cuda_check(cudaFuncSetAttribute(experts_kernel<Fp8, Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     Shape::kBytes));
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks)),
-                                 .threads = kExpertsThreads,
+                                 .threads = Shape::kThreads,
                                  .shared_bytes = Shape::kBytes,
                                  .stream = stream},
                                 experts_kernel<Fp8, Shape>, args, look));
@@ -258,6 +266,8 @@ void launch_experts(cudaStream_t stream, const ExpertsArgs& args, const Layout& 
         launch_shape<Fp8, NarrowShape>(stream, args, layout, blocks);
     } else if (layout.tile_max == MiddleShape::kTileMax) {
         launch_shape<Fp8, MiddleShape>(stream, args, layout, blocks);
+    } else if (Fp8 && layout.thirds) {
+        launch_shape<true, ExpertsThirds>(stream, args, layout, blocks);
     } else {
         launch_shape<Fp8, WideShape>(stream, args, layout, blocks);
     }
@@ -326,6 +336,12 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                          OwnCounters* own) {
     const MoeCudaTensors& t = args.weights->tensors;
     const bool narrow = layout.tile_max == NarrowShape::kTileMax;
+    const auto gate_up = [&](const MoeCudaMaps& maps) {
+        return layout.thirds ? maps.gate_up_thirds : narrow ? maps.gate_up_fine : maps.gate_up;
+    };
+    const auto down = [&](const MoeCudaMaps& maps) {
+        return layout.thirds ? maps.down_thirds : narrow ? maps.down_fine : maps.down;
+    };
     const auto [x, shared_x] = expert_inputs(args, layout);
     const MoeCudaMaps& routed = args.weights->routed;
     const MoeCudaMaps& shared = args.weights->shared;
@@ -344,8 +360,8 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                     .shared_rows = static_cast<int32_t>(layout.shared_rows),
                     .shared_row = static_cast<int32_t>(layout.routed_rows),
                     .early_items = layout.early_items,
-                    .gate_tiles = static_cast<int32_t>(gate_tiles(layout.tile_max, t.width)),
-                    .shared_gate_tiles = static_cast<int32_t>(gate_tiles(layout.tile_max, t.shared_width)),
+                    .gate_tiles = static_cast<int32_t>(gate_tiles(layout, t.width)),
+                    .shared_gate_tiles = static_cast<int32_t>(gate_tiles(layout, t.shared_width)),
                     .x_stride = static_cast<int32_t>(t.hidden * dtype_size(t.dtype)),
                     .x_sorted = layout.x_sorted,
                     .down_pairs = down_pairs(t),
@@ -358,8 +374,8 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                     .act = reinterpret_cast<uint8_t*>(act),
                     .out = args.workspace + layout.out,
                     .act_stride = layout.act_width};
-    out.routed = {.gate_up = narrow ? routed.gate_up_fine : routed.gate_up,
-                  .down = narrow ? routed.down_fine : routed.down,
+    out.routed = {.gate_up = gate_up(routed),
+                  .down = down(routed),
                   .act = t.width > 0 ? act_map(t.width) : CUtensorMap{},
                   .width = static_cast<int32_t>(t.width),
                   .x = x,
@@ -367,8 +383,8 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const Layout& layout, const Pl
                   .gate_up_scale = t.gate_up_scale,
                   .down_scale = t.down_scale,
                   .down_input_scale = t.down_input_scale};
-    out.shared = {.gate_up = narrow ? shared.gate_up_fine : shared.gate_up,
-                  .down = narrow ? shared.down_fine : shared.down,
+    out.shared = {.gate_up = gate_up(shared),
+                  .down = down(shared),
                   .act = t.shared_width > 0 ? act_map(t.shared_width) : CUtensorMap{},
                   .width = static_cast<int32_t>(t.shared_width),
                   .x = shared_x,
@@ -664,12 +680,16 @@ MoeCudaMaps make_maps(const MoeCudaTensors& t, DType dtype, bool shared) {
                   .sizes = {hidden, 8, 2, width / 16, 2 * experts},
                   .strides = {pairs ? 2 * row : row, pairs ? row : 8 * row, 16 * row, width * row},
                   .box = {8, 2, 4, 1}});
-    maps.gate_up_fine = make_tensor_map(gate_up, {.dtype = dtype,
-                                                  .rank = 5,
-                                                  .sizes = {hidden, 8, 2, width / 8, experts},
-                                                  .strides = {row, width * row, 8 * row, 2 * width * row},
-                                                  .box = {8, 2, 8, 1},
-                                                  .promote = false});
+    const auto fine = [&](uint32_t eights, bool promote) {
+        return make_tensor_map(gate_up, {.dtype = dtype,
+                                         .rank = 5,
+                                         .sizes = {hidden, 8, 2, width / 8, experts},
+                                         .strides = {row, width * row, 8 * row, 2 * width * row},
+                                         .box = {8, 2, eights, 1},
+                                         .promote = promote});
+    };
+    maps.gate_up_fine = fine(NarrowShape::kOutputs / 8, false);
+    maps.gate_up_thirds = fine(ExpertsThirds::kOutputs / 8, true);
     const int64_t line = width * dtype_size(dtype);
     const auto down_map = [&](bool promote) {
         return make_tensor_map(down, {.dtype = dtype,
@@ -686,6 +706,8 @@ MoeCudaMaps make_maps(const MoeCudaTensors& t, DType dtype, bool shared) {
                                                        .box = {16, 4, 2, 1}})
                               : down_map(true);
     maps.down_fine = down_map(false);
+    maps.down_thirds = make_tensor_map(down, dtype, experts * hidden, width,
+                                       static_cast<uint32_t>(ExpertsThirds::kWeightRows));
     return maps;
 }
 

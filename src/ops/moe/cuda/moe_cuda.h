@@ -55,9 +55,11 @@ struct MoeCudaTensors {
 
 struct MoeCudaMaps {
     CUtensorMap gate_up;
-    CUtensorMap gate_up_fine;  // for few tokens
+    CUtensorMap gate_up_fine;    // for few tokens
+    CUtensorMap gate_up_thirds;  // of ExpertsThirds, e4m3
     CUtensorMap down;
     CUtensorMap down_fine;
+    CUtensorMap down_thirds;
 };
 // The tensors with their tensor maps: made once at start; the device memory must outlive it.
 struct MoeCudaWeights {
