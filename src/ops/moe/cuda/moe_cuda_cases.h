@@ -195,6 +195,7 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
         add({"", {65, 4, 2}, 256, 192, 192, fp8, false}, fp8, false);
         add({"", {129, 2, 1, false, true}, 272, 144, 0, fp8}, fp8, false);
         add({"", {200, 3, 2, true}, 256, 128, 256, fp8}, fp8, false);
+        add({"", {300, 16, 4, true}, 256, 192, 192}, fp8, false);
         add({"dense", {33, 0, 0}, 512, 0, 336}, fp8, false);
     }
     // The routed experts of a rank: all; an eighth of each one's width; an eighth of the experts, when all
@@ -212,6 +213,11 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
         for (const int64_t tokens : {1, 64, 2048}) {
             add({"dense", {tokens, 0, 0}, 4096, 0, 13312}, fp8, true);
         }
+    }
+    for (const int64_t tokens : {128, 1024}) {
+        MoeCudaSpec spec = cuts[1];
+        spec.routing.tokens = tokens;
+        add(spec, true, true);
     }
     for (const int64_t tokens : {64, 512, 4096}) {
         add({"whole", {.tokens = tokens, .zipf = true}}, true, true);

@@ -309,6 +309,36 @@ TEST(MoeCuda, agrees_with_and_without_a_plan_of_each_block) {
     }
 }
 
+// Items of all widths, some of experts without tokens or with nearly all.
+TEST(MoeCuda, narrow_experts_of_many_tokens_agree_with_loops_in_double) {
+    expect_agreement({{129, 64, 16, 4, 192, 192, true},
+                      {255, 192, 12, 8, 192, 0, true, true, true},
+                      {257, 128, 40, 1, 192, 192, true, true, false, true},
+                      {513, 128, 24, 8, 192, 192, true, false},
+                      {600, 64, 8, 8, 192, 192, true},
+                      {777, 64, 20, 5, 192, 0, true, true, false, false, true},
+                      {777, 64, 20, 5, 192, 192, true, true, false, false, true},
+                      {1024, 64, 256, 8, 192, 192, true},
+                      {1025, 320, 192, 3, 192, 192, true, false, true, true},
+                      {2049, 64, 9, 2, 192, 0, true, true, true},
+                      {3500, 64, 16, 2, 192, 192, true},
+                      {4096, 64, 32, 2, 192, 192, true},
+                      {4097, 64, 4, 1, 192, 192, true}});
+}
+
+TEST(MoeCuda, a_token_of_narrow_experts_has_the_same_bits_in_any_batch) {
+    for (const Shape& shape :
+         {Shape{1100, 128, 12, 8, 192, 192, true, false}, Shape{2100, 64, 24, 5, 192, 0, true, true, true}}) {
+        Case test_case(shape);
+        const std::vector<float> all = test_case.run(shape.tokens, false, true);
+        for (const int64_t tokens : {1, 63, 65, 127, 128, 129, 140, 300, 513, 1024, 1025}) {
+            const std::vector<float> some = test_case.run(tokens, true, true);
+            EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
+                << tokens << " of " << name_of(shape);
+        }
+    }
+}
+
 TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
     for (const bool fp8 : {false, true}) {
         // Narrow, middle and wide tiles, and x in the order of the rows or not.
@@ -328,9 +358,10 @@ TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
 TEST(MoeCuda, what_is_no_number_shows_there_and_nowhere_else) {
     for (const bool fp8 : {false, true}) {
         // Without a list; narrow, middle and wide tiles; tokens without experts.
-        for (const Shape& shape : {Shape{8, 256, 16, 8, 128, 64, fp8}, Shape{30, 256, 32, 8, 144, 64, fp8},
-                                   Shape{70, 256, 16, 8, 192, 0, fp8}, Shape{400, 128, 9, 8, 528, 64, fp8},
-                                   Shape{90, 144, 6, 3, 128, 64, fp8, true, true}}) {
+        for (const Shape& shape :
+             {Shape{8, 256, 16, 8, 128, 64, fp8}, Shape{30, 256, 32, 8, 144, 64, fp8},
+              Shape{70, 256, 16, 8, 192, 0, fp8}, Shape{400, 128, 9, 8, 528, 64, fp8},
+              Shape{90, 144, 6, 3, 128, 64, fp8, true, true}, Shape{400, 128, 9, 8, 192, 192, fp8}}) {
             Case plain(shape);
             Case spoiled(shape);
             spoiled.spoil_token(4);
@@ -424,11 +455,14 @@ TEST(MoeCuda, few_tokens_have_the_same_bits_after_any_calls) {
 
 TEST(MoeCuda, more_tokens_have_the_same_bits_after_any_calls) {
     for (const bool fp8 : {false, true}) {
-        Case test_case({600, 128, 24, 4, 192, 64, fp8, false, true});
-        for (const int64_t tokens : {20, 180, 590}) {
-            const std::vector<float> first = test_case.run(tokens, false);
-            for (const int calls : {1, 2, 7}) {
-                EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first) << tokens << ", " << calls;
+        for (const int64_t shared : {64, 192}) {
+            Case test_case({600, 128, 24, 4, 192, shared, fp8, false, true});
+            for (const int64_t tokens : {20, 180, 590}) {
+                const std::vector<float> first = test_case.run(tokens, false);
+                for (const int calls : {1, 2, 7}) {
+                    EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first)
+                        << tokens << ", " << calls;
+                }
             }
         }
     }
