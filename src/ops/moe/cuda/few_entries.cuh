@@ -67,7 +67,9 @@ __device__ __forceinline__ void find_entries(const FewRouting& routing, int32_t 
     const uint64_t all = scratch.firsts[0] | static_cast<uint64_t>(scratch.firsts[1]) << 32;
     if (thread == 0) {
         entries.count = shared + __popcll(all);
-        entries.expert[0] = 0;
+        if (shared != 0) {  // else entry 0 may be another thread's
+            entries.expert[0] = 0;
+        }
     }
     if (expert >= 0) {
         const int entry = shared + __popcll(all & ((uint64_t{1} << first) - 1));

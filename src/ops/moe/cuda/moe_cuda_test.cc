@@ -23,6 +23,7 @@ struct Shape {
     bool padding = false;  // every third token has no experts
     bool hot = false;      // every token chooses expert 0
     bool nobody = false;   // no token has experts
+    bool late = false;     // the first half of the tokens has none
 };
 
 std::string name_of(const Shape& s) {
@@ -186,7 +187,9 @@ class Case {
             ids.resize(static_cast<size_t>(shape_.k));
             std::sort(ids.begin(), ids.end());
             for (const int32_t id : ids) {
-                chosen_.push_back(shape_.nobody || (shape_.padding && t % 3 == 2) ? -1 : id);
+                const bool none = shape_.nobody || (shape_.padding && t % 3 == 2) ||
+                                  (shape_.late && t < shape_.tokens / 2);
+                chosen_.push_back(none ? -1 : id);
                 weights_.push_back(uniform(random_));
             }
         }
@@ -264,6 +267,8 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
                                            {2, 4352, 2, 1, 48, 16, fp8, true, true},
                                            {1, 2304, 9, 8, 192, 192, fp8, false},
                                            {4, 4096, 2, 2, 16, 528, fp8},
+                                           // The first entry is not the first warp's.
+                                           {8, 256, 24, 8, 48, 0, fp8, true, false, false, false, true},
                                            // One token of narrow experts: all units and pieces.
                                            {1, 1024, 9, 8, 192, 192, fp8, false},
                                            {1, 4096, 3, 2, 80, 48, fp8},
