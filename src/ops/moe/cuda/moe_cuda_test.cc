@@ -187,8 +187,8 @@ class Case {
             ids.resize(static_cast<size_t>(shape_.k));
             std::sort(ids.begin(), ids.end());
             for (const int32_t id : ids) {
-                const bool none = shape_.nobody || (shape_.padding && t % 3 == 2) ||
-                                  (shape_.late && t < shape_.tokens / 2);
+                const bool none =
+                    shape_.nobody || (shape_.padding && t % 3 == 2) || (shape_.late && t < shape_.tokens / 2);
                 chosen_.push_back(none ? -1 : id);
                 weights_.push_back(uniform(random_));
             }
