@@ -6,7 +6,9 @@
 // this.
 //
 // Draws. Each probability is held as an integer weight, round(2^26 exp((x - max) / temperature)), so sums are
-// exact and do not depend on their order; what is less probable than the best token by 2^-27 is never drawn.
+// exact and do not depend on their order; what is less probable than the best token by 2^-27 is never drawn;
+// nor, where nothing cuts, is a token of a run of 32 ids that together weigh less than 2^-21 of their tile's
+// best.
 // Philox4x32-10, keyed by the seed and counted by the output position, gives two fractions of 64 bits; the
 // token is the one whose range of the running sum, in order of ids, holds the first fraction of the total. So
 // a draw depends on (seed, position, distribution) alone. top_p keeps the smallest set of most probable

@@ -21,7 +21,7 @@ struct SampleMemory {
     float* x = nullptr;               // [padded]
     int32_t* weights = nullptr;       // [padded]
     int32_t* buckets = nullptr;       // [padded]
-    uint64_t* tile_sums = nullptr;    // [tiles()] of the weights
+    uint64_t* tile_sums = nullptr;    // [tiles()] of the weights; for draw_by_tiles() of the runs' masses
     float* tile_best = nullptr;       // [tiles()] where they are relative to it
     uint64_t* bucket_mass = nullptr;  // [kSampleBuckets]
     int32_t* bucket_count = nullptr;  // [kSampleBuckets]

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
@@ -72,6 +73,19 @@ constexpr int64_t all_shared_bytes(int64_t parts) {
 static_assert(all_shared_bytes(kSharedMax) <= kMultiprocessorShared,
               "blocks that wait for others must be resident");
 
+// The most that a call so far has needed: the attribute is the function's, and a graph may hold calls of
+// layers that differ.
+template <bool Fp8>
+int shared_percent(int64_t parts) {
+    static std::atomic<int> most = 0;
+    const auto percent =
+        static_cast<int>((100 * all_shared_bytes(parts) + kMultiprocessorShared - 1) / kMultiprocessorShared);
+    int before = most.load();
+    while (before < percent && !most.compare_exchange_weak(before, percent)) {
+    }
+    return std::max(before, percent);
+}
+
 template <bool Fp8>
 void launch(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs& inputs) {
     const auto kernel = few_experts_kernel<Fp8>;
@@ -80,10 +94,8 @@ void launch(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsInputs
     // A multiprocessor must have room for both blocks at once: where one alone fits, it would wait for the
     // other. So they ask for as much, and for no more, since loads on their way need lines of the level-1
     // cache.
-    const int64_t percent =
-        (100 * all_shared_bytes(bytes) + kMultiprocessorShared - 1) / kMultiprocessorShared;
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                    static_cast<int>(percent)));
+                                    shared_percent<Fp8>(bytes)));
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(kBlocks * args.sm_count)),
                                  .threads = 32 * kFewWarps,
                                  .shared_bytes = static_cast<int>(bytes),

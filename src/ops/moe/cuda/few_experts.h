@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Where the blocks hand act to each other; all bytes are 0xFF before the first call of all. Either kind of
-// call has its own: they differ in blocks.
+// Where the blocks hand act to each other; all bytes are 0xFF before the first call of all.
+// few_experts_cuda() and few_experts_w4_cuda() have one each: they differ in arrivals.
 int64_t few_exchange_bytes();
 
 // What few_experts_cuda() reads beside MoeCudaArgs, and its workspace.

@@ -39,7 +39,7 @@ constexpr int64_t kW4WidePairs = 16384;
 
 // int4, narrow experts: rows an expert up to which narrow_w4.cuh makes items of few rows, of some, and serves
 // at all.
-constexpr int64_t kNarrowFewMean = 21;
+constexpr int64_t kNarrowShortMean = 21;
 constexpr int64_t kNarrowSomeMean = 33;
 constexpr int64_t kNarrowManyMean = 48;
 
@@ -543,7 +543,7 @@ void few_w4(cudaStream_t stream, const MoeCudaArgs& args, const Layout& layout, 
 int narrow_rows(const MoeCudaArgs& args) {
     const MoeCudaTensors& t = args.weights->tensors;
     const int64_t mean = args.tokens * args.k / t.experts;
-    const int rows = mean <= kNarrowFewMean    ? kNarrowFewRows
+    const int rows = mean <= kNarrowShortMean  ? kNarrowShortRows
                      : mean <= kNarrowSomeMean ? kNarrowSomeRows
                                                : kNarrowManyRows;
     const NarrowSizes sizes{.tokens = args.tokens, .k = args.k, .experts = t.experts, .width = t.width};

@@ -10,11 +10,13 @@
 // Routed experts may be int4 (kInt4) with e4m3 activations, whose scales are made here: one a token, one a
 // row of act. Groups of 128 inputs of a weight have a scale; their sums are float32 each. The shared expert
 // is bfloat16 or fp8 then, by a launch of its own; with many rows an expert another copies x into their
-// order. Experts of width 192 with up to 48 rows each need no plan (narrow_w4.cuh).
+// order. Experts of width 192 with up to 48 rows each need no plan (narrow_w4.cuh), and up to 16 tokens
+// two kernels without rows of out (narrow_few_w4.cuh).
 //
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
-// each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids); with
-// batch_invariant its bits do not depend on the batch. The ids of a token differ from each other.
+// each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids), but
+// for narrow int4 experts of up to 16 tokens; with batch_invariant always, and its bits do not depend on the
+// batch. The ids of a token differ from each other.
 #pragma once
 
 #include <cstddef>

@@ -267,11 +267,14 @@ void expect_the_same_bits(int64_t width) {
 }
 
 TEST(MoeW4Cuda, few_tokens_have_the_same_bits_after_any_calls) {
-    const Case test_case({20, 512, 16, 4, 192, 64});
-    for (const int64_t tokens : {1, 2, 8}) {
-        const std::vector<float> first = test_case.run(tokens, false);
-        for (const int calls : {1, 2, 7}) {
-            EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first) << tokens << ", " << calls;
+    for (const int64_t width : {128, 192}) {
+        const Case test_case({20, 512, 16, 4, width, 64});
+        for (const int64_t tokens : {1, 2, 8, 16}) {
+            const std::vector<float> first = test_case.run(tokens, false);
+            for (const int calls : {1, 2, 7}) {
+                EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first)
+                    << width << ", " << tokens << ", " << calls;
+            }
         }
     }
 }
@@ -292,8 +295,9 @@ TEST(MoeW4Cuda, with_wider_experts_too_a_token_has_the_same_bits_in_any_batch) {
 // Over many inputs the tensor cores' 14 bits move a value of act across a rounding more often than exact
 // sums.
 TEST(MoeW4Cuda, a_batch_of_few_tokens_is_as_exact_as_one_of_many) {
-    for (const Shape& shape : {Shape{2, 1152, 16, 8, 192, 0}, Shape{8, 2048, 16, 4, 192, 64},
-                               Shape{5, 640, 12, 3, 192, 0}, Shape{13, 256, 40, 8, 192, 64}}) {
+    for (const Shape& shape :
+         {Shape{2, 1152, 16, 8, 192, 0}, Shape{8, 2048, 16, 4, 192, 64}, Shape{5, 640, 12, 3, 192, 0},
+          Shape{13, 256, 40, 8, 192, 64}, Shape{2, 1152, 16, 8, 128, 0}}) {
         const Case test_case(shape);
         const std::vector<double> want = test_case.reference<double>();
         const double few = relative_error(test_case.run(shape.tokens, false), want);

@@ -38,8 +38,8 @@ void launch_narrow_inputs(cudaStream_t stream, const NarrowInputsArgs& args, int
 }
 
 void launch_narrow_w4(cudaStream_t stream, const NarrowW4Args& args, int rows_max, int multiprocessors) {
-    if (rows_max == kNarrowFewRows) {
-        launch_shape<kNarrowFewRows>(stream, args, multiprocessors);
+    if (rows_max == kNarrowShortRows) {
+        launch_shape<kNarrowShortRows>(stream, args, multiprocessors);
     } else if (rows_max == kNarrowSomeRows) {
         launch_shape<kNarrowSomeRows>(stream, args, multiprocessors);
     } else {

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 inline constexpr int kNarrowWidth = 192;      // of an expert: the only one
 inline constexpr int kNarrowPairsMax = 8192;  // tokens * k
 // Rows of an item: one of these.
-inline constexpr int kNarrowFewRows = 32;
+inline constexpr int kNarrowShortRows = 32;
 inline constexpr int kNarrowSomeRows = 48;
 inline constexpr int kNarrowManyRows = 64;
 inline constexpr int kNarrowItemsMax = 24;  // of a cluster
