@@ -22,6 +22,7 @@
 #include "ops/attention/cuda/decode_producer.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/mma.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/common/cuda/tensor_map.h"
 
 namespace tessera::cuda {
@@ -120,7 +121,7 @@ class Consumer {
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
             const float2 scales =
-                Fp8 ? load_shared_2(scales_at(8 * j + lane_ % 4 * 2)) : make_float2(scale, scale);
+                Fp8 ? load_shared_float2(scales_at(8 * j + lane_ % 4 * 2)) : make_float2(scale, scale);
             scale_[j][0] = scales.x;
             scale_[j][1] = scales.y;
         }
@@ -147,14 +148,15 @@ class Consumer {
             const uint2 a = split(make_float4(values[0], values[1], values[2], values[3]));
             const uint2 b = split(make_float4(values[4], values[5], values[6], values[7]));
             const uint32_t inside = static_cast<uint32_t>(piece16 % 2 * 8);
-            store_shared(shared_.operand() + swizzle_128(row, piece16 / 2) + inside, a.x, b.x);
-            store_shared(shared_.operand() + swizzle_128(Rows + row, piece16 / 2) + inside, a.y, b.y);
+            store_shared(shared_.operand() + swizzle_128(row, piece16 / 2) + inside, make_uint2(a.x, b.x));
+            store_shared(shared_.operand() + swizzle_128(Rows + row, piece16 / 2) + inside,
+                         make_uint2(a.y, b.y));
             if (piece16 == 0) {
                 store_shared(scales_at(row), scale * __uint_as_float(static_cast<uint32_t>(127 - up) << 23));
             }
         } else {
             const uint32_t block = static_cast<uint32_t>(piece16 / 8 * Rows * kSwizzleRowBytes);
-            store_shared_16(shared_.operand() + block + swizzle_128(row, piece16 % 8), raw);
+            store_shared(shared_.operand() + block + swizzle_128(row, piece16 % 8), raw);
         }
     }
     // Four values as two e4m3 terms: x the first, y the second.
@@ -261,7 +263,7 @@ class Consumer {
             const int index = i * kMathThreads + static_cast<int>(threadIdx.x);
             const int at = slot + index / (kSwizzleRowBytes / 16) % kDecodeTileSlots;
             if (at < args_.decode.plan.first_slot || at >= work.slots) {
-                store_shared_16(values + static_cast<uint32_t>(index * 16), make_uint4(0, 0, 0, 0));
+                store_shared(values + static_cast<uint32_t>(index * 16), make_uint4(0, 0, 0, 0));
             }
         }
         fence_proxy_async();
@@ -300,7 +302,7 @@ class Consumer {
 
     __device__ __forceinline__ void scale_slots(uint32_t scales, float (&weights)[kBlocks][4]) const {
         const uint32_t own = scales + static_cast<uint32_t>((warp_ * 16 + lane_ / 4) * 4);
-        const float factors[2] = {load_shared_1(own), load_shared_1(own + 8 * 4)};
+        const float factors[2] = {load_shared_float(own), load_shared_float(own + 8 * 4)};
 #pragma unroll
         for (int i = 0; i < Rows / 2; ++i) {
             weights[i / 4][i % 4] *= factors[i % 4 / 2];
@@ -342,7 +344,7 @@ class Consumer {
             float most[2] = {sums_.base[j][0], sums_.base[j][1]};
 #pragma unroll
             for (int w = 0; w < kMathWarps; ++w) {
-                const float2 other = load_shared_2(maxima_at(w, 8 * j + lane_ % 4 * 2));
+                const float2 other = load_shared_float2(maxima_at(w, 8 * j + lane_ % 4 * 2));
                 most[0] = fmaxf(most[0], other.x);
                 most[1] = fmaxf(most[1], other.y);
             }
@@ -437,7 +439,7 @@ class Consumer {
             float2 sum = make_float2(0, 0);
 #pragma unroll
             for (int w = 0; w < kMathWarps; ++w) {
-                const float2 other = load_shared_2(sums_at(w, 8 * j + lane_ % 4 * 2));
+                const float2 other = load_shared_float2(sums_at(w, 8 * j + lane_ % 4 * 2));
                 sum.x += other.x;
                 sum.y += other.y;
             }

@@ -73,25 +73,6 @@ struct Cursor {
     }
 };
 
-__device__ __forceinline__ void store_shared(uint32_t address, float value) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t address, float2 value) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t address, uint32_t a, uint32_t b) {
-    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
-}
-__device__ __forceinline__ float load_shared_1(uint32_t address) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-    return value;
-}
-__device__ __forceinline__ float2 load_shared_2(uint32_t address) {
-    float2 value;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
-    return value;
-}
 // K or V of one head in one page; read once, so first to leave the L2 cache.
 __device__ __forceinline__ void copy_page(uint32_t to, const CUtensorMap* map, int head, int page,
                                           uint32_t barrier) {

@@ -15,6 +15,7 @@
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/relaxed.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 
 namespace tessera::cuda {
 
@@ -314,8 +315,8 @@ class DecodeParts {
         const uint32_t place = shared_ + static_cast<uint32_t>(lane_ * 32);
         const auto at = [&](int warp) { return place + static_cast<uint32_t>(warp * kSliceLanes * 32); };
         if (lane_ < kSliceLanes) {
-            store_shared_16(at(warp_), as_words(share.out));
-            store_shared_16(at(warp_) + 16, as_words(make_float4(share.base, share.sum, 0, 0)));
+            store_shared(at(warp_), as_words(share.out));
+            store_shared(at(warp_) + 16, as_words(make_float4(share.base, share.sum, 0, 0)));
         }
         group_barrier(kMathBarrier, kMathThreads);
         if (lane_ < kSliceLanes) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops/attention/cuda/prefill_consumer.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 
 namespace tessera::cuda::prefill {
 
@@ -16,8 +17,8 @@ __device__ __forceinline__ void write_sum_columns(uint32_t base, int thread) {
     constexpr uint32_t kOne = 0x3F80;  // in bfloat16
     if (thread < L::kValueStages * kPrefillKvSlots) {
         const uint32_t value = base + L::kValues + thread / kPrefillKvSlots * L::kValueStride;
-        store_shared_16(value + L::kKvBytes + swizzle_128(thread % kPrefillKvSlots, 0),
-                        make_uint4(kOne, 0, 0, 0));
+        store_shared(value + L::kKvBytes + swizzle_128(thread % kPrefillKvSlots, 0),
+                     make_uint4(kOne, 0, 0, 0));
     }
     fence_proxy_async();
 }
@@ -82,8 +83,8 @@ struct Bf16Consumer : ConsumerBase<false, 1> {
             const uint32_t to = base + L::kValues + value() * L::kValueStride;
 #pragma unroll
             for (int i = 0; i < 16; ++i) {
-                store_shared_16(to + i / 8 * L::kHalf + swizzle_128(thread, (i + thread / 8) % 8),
-                                make_uint4(0, 0, 0, 0));
+                store_shared(to + i / 8 * L::kHalf + swizzle_128(thread, (i + thread / 8) % 8),
+                             make_uint4(0, 0, 0, 0));
             }
         }
         fence_proxy_async();

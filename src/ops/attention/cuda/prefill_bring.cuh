@@ -3,6 +3,7 @@
 
 #include "ops/attention/cuda/prefill_layout.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 
 namespace tessera::cuda::prefill {
 
@@ -234,7 +235,7 @@ __device__ __forceinline__ void write_sum_rows(uint32_t base, int thread) {
     const uint32_t high = row < 4 ? 0 : kOne << 8 * (row - 4);
     for (int stage = 0; stage < L::kTurnedStages; ++stage) {
         const uint32_t rows = base + L::kTurned + stage * L::kTurnedBytes + kHeadDim * kSwizzleRowBytes;
-        store_shared_16(rows + thread % 64 * 16, make_uint4(low, high, low, high));
+        store_shared(rows + thread % 64 * 16, make_uint4(low, high, low, high));
     }
     fence_proxy_async();
 }

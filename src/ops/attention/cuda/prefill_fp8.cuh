@@ -14,6 +14,7 @@
 
 #include "ops/attention/cuda/prefill_consumer.cuh"
 #include "ops/common/cuda/half2.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 
 namespace tessera::cuda::prefill {
 
@@ -46,9 +47,9 @@ __device__ __forceinline__ void narrow_queries(uint32_t from, uint32_t to, uint3
     __syncwarp();  // its lanes have read the tile's before
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
-        store_shared_16(to + swizzle_128(row, i / 4 * 4 + 2 * part + i % 4 / 2),
-                        make_uint4(narrow(raw[i].x, raw[i].y), narrow(raw[i].z, raw[i].w),
-                                   narrow(raw[i + 1].x, raw[i + 1].y), narrow(raw[i + 1].z, raw[i + 1].w)));
+        store_shared(to + swizzle_128(row, i / 4 * 4 + 2 * part + i % 4 / 2),
+                     make_uint4(narrow(raw[i].x, raw[i].y), narrow(raw[i].z, raw[i].w),
+                                narrow(raw[i + 1].x, raw[i + 1].y), narrow(raw[i + 1].z, raw[i + 1].w)));
     }
     if (part == 0) {
         store_shared_4(scales + 4 * row, __float_as_uint(norm / kQueryNorm));
@@ -150,7 +151,7 @@ struct Fp8Consumer : ConsumerBase<true, Blocks> {
         constexpr float kUnit = 1 / kSlotUnit;
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-            const float2 raw = load_shared_8(scales + 4 * (8 * i + thread % 4 * 2));
+            const float2 raw = load_shared_float2(scales + 4 * (8 * i + thread % 4 * 2));
             const uint32_t slots = half2_from(raw.x * kUnit, raw.y * kUnit);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

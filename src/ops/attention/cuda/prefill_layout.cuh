@@ -7,6 +7,7 @@
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/reduce.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/common/cuda/wgmma.cuh"
 
 namespace tessera::cuda::prefill {
@@ -108,21 +109,10 @@ __device__ __forceinline__ uint32_t empty_barrier(uint32_t ring, int stage) {
 __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t value) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
-__device__ __forceinline__ uint32_t load_shared_4(uint32_t address) {
-    uint32_t value;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ float2 load_shared_8(uint32_t address) {
-    float2 value;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
-    return value;
-}
 
 __device__ __forceinline__ void write_tile(uint32_t to, const Tile& tile) {
-    store_shared_16(to, make_uint4(tile.row, tile.queries, tile.kv_head, tile.first));
-    store_shared_16(to + 16, make_uint4(tile.slots, tile.steps, tile.sequence, tile.list));
+    store_shared(to, make_uint4(tile.row, tile.queries, tile.kv_head, tile.first));
+    store_shared(to + 16, make_uint4(tile.slots, tile.steps, tile.sequence, tile.list));
 }
 __device__ __forceinline__ Tile read_tile(uint32_t from) {
     const uint4 low = load_shared_16(from);

@@ -36,10 +36,15 @@ __device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
 __device__ __forceinline__ uint32_t pack_e4m3x4(float a, float b, float c, float d) {
     return pack_e4m3(a, b) | static_cast<uint32_t>(pack_e4m3(c, d)) << 16;
 }
-// Two e4m3 values to two floats (exact).
-__device__ __forceinline__ float2 unpack_e4m3(uint16_t packed) {
+// Two e4m3 values to two of float16 (exact), side by side.
+__device__ __forceinline__ uint32_t halves_of_e4m3(uint16_t packed) {
     uint32_t halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(packed));
+    return halves;
+}
+// Two e4m3 values to two floats (exact).
+__device__ __forceinline__ float2 unpack_e4m3(uint16_t packed) {
+    const uint32_t halves = halves_of_e4m3(packed);
     return __half22float2(*reinterpret_cast<const __half2*>(&halves));
 }
 

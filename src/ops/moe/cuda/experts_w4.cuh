@@ -8,6 +8,7 @@
 // item's last tile quantises its rows, since their scales need all of their outputs.
 #pragma once
 
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/moe/cuda/experts_consume.cuh"
 #include "ops/moe/cuda/experts_produce.cuh"
 #include "ops/moe/cuda/experts_w4.h"
@@ -115,8 +116,7 @@ struct W4Rows {
 template <typename Shape>
 __device__ __forceinline__ void w4_keep_scales(const W4Rows<Shape>& rows) {
     for (int row = static_cast<int>(threadIdx.x % 128); row < rows.count; row += 128) {
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(rows.scales + row * 4), "f"(rows.listed[row])
-                     : "memory");
+        store_shared(rows.scales + row * 4, rows.listed[row]);
     }
     release_tile(rows.tiles);
 }

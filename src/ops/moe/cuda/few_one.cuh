@@ -95,18 +95,10 @@ struct FewOneShared {
     uint32_t turn;
 };
 
-__device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t two) {
-    uint32_t halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(two)));
-    return halves;
-}
 // Whether a byte of it is a mark; act in e4m3 is never 0xFF.
 __device__ __forceinline__ bool few_byte_missing(uint4 v) {
     const auto marks = [](uint32_t w) { return (~w - 0x01010101u) & w & 0x80808080u; };
     return (marks(v.x) | marks(v.y) | marks(v.z) | marks(v.w)) != 0;
-}
-__device__ __forceinline__ void store_relaxed_byte(uint8_t* to, uint32_t value) {
-    asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
 // What a warp knows: lane i of unit i, of entry i and of choice i.
@@ -444,8 +436,8 @@ class FewOneWarp {
         const uint32_t words[4] = {from.x, from.y, from.z, from.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            to[2 * i] = halves_of_e4m3(words[i]);
-            to[2 * i + 1] = halves_of_e4m3(words[i] >> 16);
+            to[2 * i] = halves_of_e4m3(static_cast<uint16_t>(words[i]));
+            to[2 * i + 1] = halves_of_e4m3(static_cast<uint16_t>(words[i] >> 16));
         }
     }
     static __device__ __forceinline__ void widen(const uint4 (&from)[kOneChunks],
@@ -545,7 +537,8 @@ class FewOneWarp {
             for (int i = 0; i < kOneItems; ++i) {
                 const uint32_t word =
                     from[i] >= 0 ? reinterpret_cast<const uint32_t*>(s_.act)[from[i] + q] : 0;
-                mma_16x8<true>(d[i], a[i][q], halves_of_e4m3(word), halves_of_e4m3(word >> 16));
+                mma_16x8<true>(d[i], a[i][q], halves_of_e4m3(static_cast<uint16_t>(word)),
+                               halves_of_e4m3(static_cast<uint16_t>(word >> 16)));
             }
         }
 #pragma unroll

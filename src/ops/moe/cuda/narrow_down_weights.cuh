@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ops/common/cuda/mma.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/moe/cuda/narrow_w4.h"
 #include "ops/moe/cuda/w4_products.cuh"
 
@@ -22,7 +23,7 @@ __device__ __forceinline__ NarrowRaw narrow_load_down(uint32_t slot) {
     const uint32_t thread = threadIdx.x % 128;
     const uint32_t rest = slot + kNarrowGroupBytes;
     NarrowRaw raw{.first = w4_load_unit(slot)};
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(raw.half_scales) : "r"(rest + thread / 4 * 4) : "memory");
+    raw.half_scales = load_shared_4(rest + thread / 4 * 4);
     raw.half = load_shared_16(rest + static_cast<uint32_t>(kW4ScaleBytes) + thread * 16);
     return raw;
 }
@@ -43,6 +44,14 @@ __device__ __forceinline__ NarrowDown narrow_convert(const NarrowRaw& raw) {
         asm volatile("" : "+r"(value));
     }
     return out;
+}
+// As w4_hold().
+__device__ __forceinline__ void narrow_hold(const NarrowDown& weights) {
+    w4_hold(weights.first);
+#pragma unroll
+    for (const uint32_t value : weights.half) {
+        asm volatile("" ::"r"(value) : "memory");
+    }
 }
 
 }  // namespace tessera::cuda

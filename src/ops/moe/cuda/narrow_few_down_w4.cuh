@@ -16,6 +16,7 @@
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/common/cuda/wgmma.cuh"
 #include "ops/moe/cuda/narrow_down_weights.cuh"
 #include "ops/moe/cuda/narrow_few_w4.h"
@@ -88,7 +89,7 @@ __device__ __forceinline__ int few_down_plan(const NarrowFewArgs& args, const Fe
         counts[thread] = 0;
     }
     for (int i = thread; i < kFewDownConsumers * FewDownMemory::kSumsBytes / 16; i += kFewDownThreads) {
-        store_shared_16(memory.address + FewDownMemory::kSums + i * 16, make_uint4(0, 0, 0, 0));
+        store_shared(memory.address + FewDownMemory::kSums + i * 16, make_uint4(0, 0, 0, 0));
     }
     __syncthreads();
     const int place = mine ? atomicAdd(counts + id, 1) : 0;
@@ -219,20 +220,12 @@ struct FewDownConsumer {
                 const float scale = row_scale(value);
                 const uint2 eight = quantize_eight(raw[i], divider(scale));
                 if (lane < kNarrowWidth / 8 && row < rows) {
-                    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(
-                                     act + lane / 2 * FewDownMemory::kPieceBytes + row * 16 + lane % 2 * 8),
-                                 "r"(eight.x), "r"(eight.y)
-                                 : "memory");
+                    store_shared(act + lane / 2 * FewDownMemory::kPieceBytes + row * 16 + lane % 2 * 8,
+                                 eight);
                 }
                 if (lane == 0 && row < rows) {
-                    asm volatile(
-                        "st.shared.f32 [%0], %1;" ::"r"(memory.address + FewDownMemory::kScales + row * 4),
-                        "f"(scale)
-                        : "memory");
-                    asm volatile(
-                        "st.shared.f32 [%0], %1;" ::"r"(memory.address + FewDownMemory::kShares + row * 4),
-                        "f"(share[i])
-                        : "memory");
+                    store_shared(memory.address + FewDownMemory::kScales + row * 4, scale);
+                    store_shared(memory.address + FewDownMemory::kShares + row * 4, share[i]);
                 }
             }
         }
@@ -269,20 +262,12 @@ struct FewDownConsumer {
         const int row = step.first + min(thread / 16, step.rows - 1);
         const uint32_t to = memory.address + FewDownMemory::kSums + index() * FewDownMemory::kSumsBytes +
                             memory.tokens()[row] + quad * 16;
-        float share;
-        asm volatile("ld.shared.f32 %0, [%1];"
-                     : "=f"(share)
-                     : "r"(memory.address + FewDownMemory::kShares + row * 4)
-                     : "memory");
+        const float share = load_shared_float(memory.address + FewDownMemory::kShares + row * 4);
         const float2 scale = w4_row_scales(memory.address + FewDownMemory::kScales + step.first * 4, 0);
         mma_wait<0>();
         mma_pin(sums);
         mma_pin(part);
-        w4_hold(now.first);
-#pragma unroll
-        for (const uint32_t value : now.half) {
-            asm volatile("" ::"r"(value) : "memory");
-        }
+        narrow_hold(now);
         const auto value = [&](int i) {
             const float first = i < 2 ? low_bf16(now.first.scales) : high_bf16(now.first.scales);
             const float half = i < 2 ? low_bf16(now.half_scales) : high_bf16(now.half_scales);
@@ -293,14 +278,10 @@ struct FewDownConsumer {
         store_transposed(results + swizzle_128(lane % 8, thread / 32 * 2 + lane / 8 % 2),
                          {pack_bf16(value(0), value(1)), pack_bf16(value(2), value(3))});
         group_barrier(1 + index(), 128);
-        uint2 out;
-        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-                     : "=r"(out.x), "=r"(out.y)
-                     : "r"(results + swizzle_128(thread / 16, quad / 2) + quad % 2 * 8)
-                     : "memory");
+        const uint2 out = load_shared_8(results + swizzle_128(thread / 16, quad / 2) + quad % 2 * 8);
         if (thread / 16 < step.rows) {
             const uint4 raw_sum = load_shared_16(to);
-            store_shared_16(
+            store_shared(
                 to,
                 make_uint4(add(share, low_bf16(out.x), raw_sum.x), add(share, high_bf16(out.x), raw_sum.y),
                            add(share, low_bf16(out.y), raw_sum.z), add(share, high_bf16(out.y), raw_sum.w)));

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "ops/common/cuda/ask_ahead.cuh"
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
@@ -173,9 +174,7 @@ __device__ __forceinline__ void narrow_few_bring(const NarrowFewArgs& args,
          i += static_cast<int>(gridDim.x)) {
         const int first = i % pieces * kUnits;
         const int64_t unit = static_cast<int64_t>(memory.experts()[i / pieces]) * down_units + first;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(args.down + unit * kNarrowDownBytes),
-                     "r"(min(kUnits, down_units - first) * kNarrowDownBytes)
-                     : "memory");
+        ask_ahead(args.down + unit * kNarrowDownBytes, min(kUnits, down_units - first) * kNarrowDownBytes);
     }
 }
 

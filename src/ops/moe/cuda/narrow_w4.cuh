@@ -17,6 +17,7 @@
 #include "ops/common/cuda/cache_policy.cuh"
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/moe/cuda/narrow_down_weights.cuh"
 #include "ops/moe/cuda/narrow_plan.cuh"
 #include "ops/moe/cuda/narrow_w4.h"
@@ -230,13 +231,7 @@ struct NarrowConsumer {
         return memory.address + Shape::kScales + index() * Shape::kRowsMax * 4;
     }
     // As the sums of a thread need them: of rows 8 j + 2 (lane % 4) and the next.
-    __device__ __forceinline__ float2 row_scales(int j) const {
-        const uint32_t at = scales() + (8 * j + threadIdx.x % 4 * 2) * 4;
-        float2 pair;
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(pair.x) : "r"(at) : "memory");
-        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(pair.y) : "r"(at + 4) : "memory");
-        return pair;
-    }
+    __device__ __forceinline__ float2 row_scales(int j) const { return w4_column_pair(scales(), j); }
     __device__ __forceinline__ uint32_t results(int turn = 0) const {
         return memory.address + Shape::kResults + index() * Shape::kResultBytes +
                turn * (Shape::kTwoRows * kSwizzleRowBytes);
@@ -353,8 +348,7 @@ __device__ __forceinline__ void narrow_make_act(const float (&sums)[N / 2], Narr
     const float scale = row_scale(value);
     if (row < N && part < 2) {
         if (part == 0) {
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(me.scales() + row * 4), "f"(scale * kW4Unit)
-                         : "memory");
+            store_shared(me.scales() + row * 4, scale * kW4Unit);
         }
         const Divider divide = divider(scale);
         const uint2 low = quantize_eight(load_shared_16(me.results() + swizzle_128(row, 2 * part)), divide);
@@ -452,11 +446,7 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
         mma_wait<0>();
         mma_pin(sums);
         mma_pin(part);
-        w4_hold(weights.first);
-#pragma unroll
-        for (const uint32_t value : weights.half) {
-            asm volatile("" ::"r"(value) : "memory");
-        }
+        narrow_hold(weights);
         if constexpr (kKept) {
             weights = next;
         } else if (unit + kNarrowConsumers < units) {
@@ -493,8 +483,7 @@ __device__ __forceinline__ void narrow_consume_item(const NarrowW4Args& args, Na
         float sums[N / 2];
         narrow_multiply<Shape, N>(sums, me, args.hidden / static_cast<int>(kW4Group));
         if (thread < N) {
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(me.scales() + thread * 4), "f"(x_scale * kW4Unit)
-                         : "memory");
+            store_shared(me.scales() + thread * 4, x_scale * kW4Unit);
         }
         group_barrier(1 + me.index(), 128);  // also: the results of the last item are copied
         narrow_make_act<Shape, N>(sums, me);

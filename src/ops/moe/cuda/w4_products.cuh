@@ -6,6 +6,7 @@
 
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/convert.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/moe/cuda/experts.cuh"
 #include "ops/moe/cuda/w4_mma.cuh"
 #include "ops/moe/cuda/w4_weights.cuh"
@@ -49,12 +50,15 @@ __device__ __forceinline__ void w4_release(ExpertsRing<Stages>& ring) {
     ring.advance();
 }
 
-// The rows' scales as the sums of a thread need them: columns 8 j + 2 (lane % 4) and the next.
+// A thread's two of a row of floats: of columns 8 j + 2 (lane % 4) and the next.
+__device__ __forceinline__ float2 w4_column_pair(uint32_t floats, int j) {
+    const uint32_t at = floats + (8 * j + threadIdx.x % 4 * 2) * 4;
+    const float low = load_shared_float(at);
+    return make_float2(low, load_shared_float(at + 4));
+}
+// The rows' scales as the sums of a thread need them.
 __device__ __forceinline__ float2 w4_row_scales(uint32_t scales, int j) {
-    const uint32_t at = scales + (8 * j + threadIdx.x % 4 * 2) * 4;
-    float2 pair;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(pair.x) : "r"(at) : "memory");
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(pair.y) : "r"(at + 4) : "memory");
+    const float2 pair = w4_column_pair(scales, j);
     return make_float2(pair.x * kW4Unit, pair.y * kW4Unit);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ops/common/cuda/mma.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/moe/w4_layout.h"
 
 namespace tessera::cuda {
@@ -29,7 +30,7 @@ struct W4Raw {
 __device__ __forceinline__ W4Raw w4_load(uint32_t thread, uint32_t scales, uint32_t codes,
                                          uint32_t half_bytes) {
     W4Raw raw;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(raw.scales) : "r"(scales + thread / 4 * 4) : "memory");
+    raw.scales = load_shared_4(scales + thread / 4 * 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         raw.codes[half] = load_shared_16(codes + half * half_bytes + thread * 16);

@@ -2,6 +2,7 @@
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/mma.cuh"
+#include "ops/common/cuda/shared_access.cuh"
 #include "ops/router_topk/cuda/router_kernels.cuh"
 #include "ops/router_topk/cuda/router_meet.cuh"
 #include "ops/router_topk/cuda/router_ring.cuh"
