@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ops/attention/cuda/prefill_consumer.cuh"
+#include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/shared_access.cuh"
 
 namespace tessera::cuda::prefill {

@@ -14,6 +14,7 @@
 
 #include "ops/attention/cuda/prefill_consumer.cuh"
 #include "ops/common/cuda/half2.cuh"
+#include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/shared_access.cuh"
 
 namespace tessera::cuda::prefill {

@@ -5,7 +5,6 @@
 #include "ops/attention/cuda/prefill_plan.h"
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/cluster.cuh"
-#include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/reduce.cuh"
 #include "ops/common/cuda/shared_access.cuh"
 #include "ops/common/cuda/wgmma.cuh"

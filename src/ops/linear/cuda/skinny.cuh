@@ -24,7 +24,6 @@
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
-#include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/shared_access.cuh"
 #include "ops/common/cuda/wgmma.cuh"
 

@@ -119,79 +119,70 @@ inline constexpr int kExpertsThreads = 384;  // with two consumers
 inline constexpr int kExpertsRowWarps = 2;   // that bring the tokens' rows
 inline constexpr int kRowBoxRows = 16;       // of act in one copy
 
-// A tile: 128 * Blocks rows of weights by up to TileMax tokens. Two consumers halve each, or (Turns) take
-// them in turn.
-template <int Blocks, int TileMax, int Stages, bool Turns>
-struct ExpertsShape {
-    static constexpr int kConsumers = 2;
-    static constexpr int kThreads = kExpertsThreads;
+// A tile of Consumers * Blocks times 64 rows of weights by up to TileMax tokens, and where a block has its
+// stages, its buffers of results, its barriers and its list of tiles.
+template <int Consumers, int Blocks, int TileMax, int Stages, int Slots, int Buffers>
+struct ExpertsTileShape {
+    static constexpr int kConsumers = Consumers;
+    static constexpr int kThreads = 128 * (Consumers + 1);
     static constexpr int kBlocks = Blocks;  // of 64 rows of weights, for each of the consumers
-    static constexpr bool kTurns = Turns;
-    static constexpr bool kAtOnce = false;  // a stage is given back before the next one's products begin
-    static constexpr int kHeld = Turns ? 2 * Blocks : Blocks;  // of a consumer in one tile
     static constexpr int kTileMax = TileMax;
-    static constexpr int kTileMin = TileMax > 64 ? 64 : 16;
     static constexpr int kStages = Stages;
-    static constexpr int kWeightRows = 128 * Blocks;
+    static constexpr int kSlots = Slots;
+    static constexpr int kWeightRows = 64 * Consumers * Blocks;
     static constexpr int kOutputs = kWeightRows / 2;  // of SwiGLU
     static constexpr int kBlockBytes = 64 * kSwizzleRowBytes;
     static constexpr int kWeightBytes = kWeightRows * kSwizzleRowBytes;
-    static constexpr int kRowsOffset = kWeightBytes;         // of the tokens' rows in a stage
+    static constexpr int kRowsOffset = kWeightBytes;  // of the tokens' rows in a stage
+    static constexpr int kStageBytes = kWeightBytes + TileMax * kSwizzleRowBytes;
+    static constexpr bool kRowScales = false;  // of x, in the tiles' list
+    static constexpr int kResultBytes = 8192;
+    static constexpr int kBuffers = Stages * kStageBytes;
+    static constexpr int kBarriers = kBuffers + Buffers * kResultBytes;
+    static constexpr int kTiles = kBarriers + (2 * Stages + 2 * Slots) * 8;
+    static constexpr int kSlotBytes = 32 + TileMax * 4 + 16;
+    static constexpr int kPlan = (kTiles + 15) / 16 * 16 + Slots * kSlotBytes;
+};
+
+inline constexpr int experts_slots(int tile_max) {
+    return tile_max == 16 ? 6 : tile_max == 64 ? 8 : 3;
+}
+
+// 128 * Blocks rows of weights. Two consumers halve each tile, or (Turns) take them in turn. Results pass
+// through a buffer: with many tokens the last stage's weights, which then waits; those of one block need
+// none.
+template <int Blocks, int TileMax, int Stages, bool Turns>
+struct ExpertsShape : ExpertsTileShape<2, Blocks, TileMax, Stages, experts_slots(TileMax),
+                                       (TileMax <= 64 && Blocks > 1) ? 2 : 0> {
+    static constexpr bool kTurns = Turns;
+    static constexpr bool kAtOnce = false;  // a stage is given back before the next one's products begin
+    static constexpr int kHeld = Turns ? 2 * Blocks : Blocks;  // of a consumer in one tile
+    static constexpr int kTileMin = TileMax > 64 ? 64 : 16;
     static constexpr int kReadyTiles = Turns ? 1 : 2;        // how often one of act is told of
     static constexpr int kConsumerArrivals = Turns ? 1 : 2;  // at a stage's "empty" barrier
-    static constexpr bool kRowScales = false;                // of x, in the tiles' list
-    static constexpr int kStageBytes = kWeightBytes + TileMax * kSwizzleRowBytes;
-    static constexpr int kSlots = TileMax == 16 ? 6 : TileMax == 64 ? 8 : 3;
-    // Results of a consumer pass through a buffer: with many tokens the last stage's weights, which then
-    // waits.
     static constexpr bool kOwnBuffer = TileMax <= 64;
-    static constexpr int kResultBytes = 8192;
     // Of a thread, that brings and that consumes: 40 + 2 * 232 is all there is.
     static constexpr int kBringRegisters = TileMax > 64 ? 40 : 56;
     static constexpr int kConsumeRegisters = TileMax > 64 ? 232 : 224;
-    static constexpr int kBuffers = Stages * kStageBytes;
-    static constexpr int kBarriers = kBuffers + (kOwnBuffer && Blocks > 1 ? 2 * kResultBytes : 0);
-    static constexpr int kTiles = kBarriers + (2 * Stages + 2 * kSlots) * 8;
-    static constexpr int kSlotBytes = 32 + TileMax * 4 + 16;
     static constexpr bool kOwnPlan = TileMax <= 64;  // it has room for one
-    static constexpr int kPlan = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;
-    static constexpr int kBytes = kPlan + (kOwnPlan ? sizeof(ExpertsOwnPlan<TileMax>) : 0);
+    static constexpr int kBytes = ExpertsShape::kPlan + (kOwnPlan ? sizeof(ExpertsOwnPlan<TileMax>) : 0);
     static_assert(kBytes <= 232448);
 };
 
-// A tile of 192 rows of weights by up to 192 tokens. Three consumers take 64 each; of gate and up these are 8
-// of gate, then the same 8 of up in turn. e4m3 only.
-struct ExpertsThirds {
-    static constexpr int kConsumers = 3;
-    static constexpr int kThreads = 128 * (kConsumers + 1);
-    static constexpr int kBlocks = 1;
+// 192 rows of weights. Three consumers take 64 each; of gate and up these are 8 of gate, then the same 8 of
+// up in turn. e4m3 only.
+struct ExpertsThirds : ExpertsTileShape<3, 1, 192, 4, experts_slots(192), 3> {
     static constexpr bool kTurns = false;
     static constexpr bool kAtOnce = true;  // the other consumers multiply meanwhile
     static constexpr int kHeld = 1;
-    static constexpr int kTileMax = 192;
     static constexpr int kTileMin = 64;
-    static constexpr int kStages = 4;
-    static constexpr int kWeightRows = 64 * kConsumers;
-    static constexpr int kOutputs = kWeightRows / 2;
-    static constexpr int kBlockBytes = 64 * kSwizzleRowBytes;
-    static constexpr int kWeightBytes = kWeightRows * kSwizzleRowBytes;
-    static constexpr int kRowsOffset = kWeightBytes;
     static constexpr int kReadyTiles = kConsumers;
     static constexpr int kConsumerArrivals = kConsumers;
-    static constexpr bool kRowScales = false;
-    static constexpr int kStageBytes = kWeightBytes + kTileMax * kSwizzleRowBytes;
-    static constexpr int kSlots = 3;
     static constexpr bool kOwnBuffer = true;
-    static constexpr int kResultBytes = 8192;
     // Of a thread: 56 + 3 * 152 is all there is.
     static constexpr int kBringRegisters = 56;
     static constexpr int kConsumeRegisters = 152;
-    static constexpr int kBuffers = kStages * kStageBytes;
-    static constexpr int kBarriers = kBuffers + kConsumers * kResultBytes;
-    static constexpr int kTiles = kBarriers + (2 * kStages + 2 * kSlots) * 8;
-    static constexpr int kSlotBytes = 32 + kTileMax * 4 + 16;
     static constexpr bool kOwnPlan = false;
-    static constexpr int kPlan = (kTiles + 15) / 16 * 16 + kSlots * kSlotBytes;
     static constexpr int kBytes = kPlan;
     static_assert(kBytes <= 232448);
 };

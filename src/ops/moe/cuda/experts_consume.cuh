@@ -6,7 +6,6 @@
 #include "ops/common/cuda/cache_policy.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
-#include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/shared_access.cuh"
 #include "ops/common/cuda/wgmma_shapes.cuh"
 #include "ops/moe/cuda/experts.cuh"

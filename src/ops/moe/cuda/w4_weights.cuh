@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "ops/common/cuda/mma.cuh"
 #include "ops/common/cuda/shared_access.cuh"
 #include "ops/moe/w4_layout.h"
 
