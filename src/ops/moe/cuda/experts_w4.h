@@ -1,4 +1,4 @@
-// How moe.cu starts the experts' kernel of int4 weights.
+// How moe_w4.cu starts the experts' kernel of int4 weights.
 #pragma once
 
 #include <cstdint>

@@ -20,9 +20,9 @@ void launch_gate_up(cudaStream_t stream, const NarrowFewArgs& args, int multipro
 
 }  // namespace
 
-bool narrow_few_serves(const NarrowSizes& sizes, int64_t hidden) {
+bool narrow_few_serves(const NarrowSizes& sizes) {
     return sizes.width == kNarrowWidth && sizes.tokens <= kNarrowFewTokens && sizes.k <= kNarrowFewK &&
-           sizes.experts <= kNarrowFewExperts && hidden <= kNarrowFewHidden;
+           sizes.experts <= kNarrowFewExperts && sizes.hidden <= kNarrowFewHidden;
 }
 
 void launch_narrow_few(cudaStream_t stream, const NarrowFewArgs& args, int multiprocessors) {

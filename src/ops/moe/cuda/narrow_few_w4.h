@@ -33,7 +33,7 @@ struct NarrowFewArgs {
 };
 
 // Whether the kernels take so many.
-bool narrow_few_serves(const NarrowSizes& sizes, int64_t hidden);
+bool narrow_few_serves(const NarrowSizes& sizes);
 void launch_narrow_few(cudaStream_t stream, const NarrowFewArgs& args, int multiprocessors);
 
 }  // namespace tessera::cuda

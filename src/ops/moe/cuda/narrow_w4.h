@@ -29,7 +29,7 @@ struct NarrowW4Args {
     uint8_t* out = nullptr;            // [pairs, hidden] bfloat16
 };
 
-// What goes before: x in e4m3 with a scale for each token, the rows of out for combine.cuh, and counters of
+// What goes before: x in e4m3 with a scale for each token, the rows of out for combine, and counters of
 // another launch.
 struct NarrowInputsArgs {
     const uint16_t* x = nullptr;  // [tokens, hidden] bfloat16
@@ -44,13 +44,15 @@ struct NarrowInputsArgs {
     int32_t counters_count = 0;
 };
 
-// Whether the kernel takes so many.
+// Of a call: what narrow_w4_serves() and narrow_few_serves() ask.
 struct NarrowSizes {
     int64_t tokens = 0;
     int64_t k = 0;
     int64_t experts = 0;
     int64_t width = 0;
+    int64_t hidden = 0;
 };
+// Whether the kernel takes so many.
 bool narrow_w4_serves(const NarrowSizes& sizes, int rows_max, int multiprocessors);
 void launch_narrow_inputs(cudaStream_t stream, const NarrowInputsArgs& args, int64_t tokens);
 void launch_narrow_w4(cudaStream_t stream, const NarrowW4Args& args, int rows_max, int multiprocessors);

@@ -10,39 +10,15 @@
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
-#include "ops/moe/cuda/experts.cuh"
+#include "ops/moe/cuda/plan.h"
 #include "ops/moe/cuda/quantize_row.cuh"
 
 namespace tessera::cuda {
 
-inline constexpr int kExpertsMax = 1024;
 inline constexpr int kPlanThreads = 1024;
 inline constexpr int kPlanPairs = 2048;  // from here on by a cluster of blocks
 inline constexpr int kPlanCluster = 8;
 inline constexpr int kPlanKept = 4;  // pairs of a thread that it keeps in registers
-
-struct PlanArgs {
-    const int32_t* chosen = nullptr;  // [tokens, k]
-    int32_t tokens = 0;
-    int32_t k = 0;
-    int32_t experts = 0;
-    int32_t tile_max = 0;
-    int32_t* counters = nullptr;  // set to 0
-    int32_t counters_count = 0;
-    int32_t* more_counters = nullptr;  // the same
-    int32_t more_counters_count = 0;
-    int32_t early_items = 0;          // see ExpertsArgs
-    int32_t* routed_items = nullptr;  // [2]
-    ExpertsItem* items = nullptr;
-    ExpertsItem* down_items = nullptr;
-    int32_t* row_source = nullptr;  // [tokens * k]
-    int32_t* slots = nullptr;       // [tokens * k]: the sorted row of each pair, -1 without one
-    // Beside the plan, by further blocks: x in e4m3 with a scale for each token. x null: not.
-    const uint16_t* x = nullptr;  // [tokens, hidden] bfloat16
-    uint8_t* x8 = nullptr;
-    float* x_scale = nullptr;
-    int32_t hidden = 0;
-};
 
 inline constexpr int kQuantizeWarps = 8;  // of a row
 inline constexpr int kQuantizeKept = 4;   // pieces of eight that a thread holds: hidden at most 8192
@@ -206,16 +182,7 @@ __global__ void __launch_bounds__(kPlanThreads, 1) plan_kernel(PlanArgs args) {
     cluster_wait();
 }
 
-// x in the order of the rows. A warp copies a row, `row_bytes` a multiple of 16: with it the kernel of int4
-// experts reads x in boxes, which hides more latency than copies through the list. Writes rows * row_bytes.
-struct SortRowsArgs {
-    const uint8_t* x = nullptr;
-    const int32_t* slots = nullptr;  // [pairs]: the row of each, or -1
-    int32_t pairs = 0;
-    int32_t k = 0;
-    int32_t row_bytes = 0;
-    uint8_t* sorted = nullptr;
-};
+// A warp copies a row.
 inline constexpr int kSortRowsThreads = 256;
 
 __global__ void __launch_bounds__(kSortRowsThreads) sort_rows_kernel(SortRowsArgs args) {

@@ -1,25 +1,11 @@
-// A token's sum over its experts: in the order of `chosen`, in float32; then the shared expert; then y.
-#pragma once
-
-#include <cstdint>
-
-#include <cuda_bf16.h>
-
+#include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/cache_policy.cuh"
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
+#include "ops/moe/cuda/combine.h"
 
 namespace tessera::cuda {
-
-struct CombineArgs {
-    const __nv_bfloat16* out = nullptr;  // [rows, hidden]
-    const int32_t* slots = nullptr;      // [tokens, k]
-    const float* weights = nullptr;      // [tokens, k]
-    int32_t hidden = 0;
-    int32_t k = 0;
-    int32_t shared_row = -1;     // of token 0; -1 without a shared expert
-    __nv_bfloat16* y = nullptr;  // [tokens, hidden]
-};
+namespace {
 
 // For the last time: the level-2 cache gives it up first. Asked for in the order of the text: the compiler
 // would add a row before it asks for the next.
@@ -100,6 +86,16 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineArgs ar
     if (column < args.hidden) {
         combine_columns<K>(args, static_cast<int>(blockIdx.y), column);
     }
+}
+
+}  // namespace
+
+void launch_combine(cudaStream_t stream, const CombineArgs& args, int64_t tokens) {
+    const int64_t blocks = (args.hidden / 8 + kCombineThreads - 1) / kCombineThreads;
+    cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(tokens)),
+                                 .threads = kCombineThreads,
+                                 .stream = stream},
+                                args.k == 8 ? combine_kernel<8> : combine_kernel<1>, args));
 }
 
 }  // namespace tessera::cuda

@@ -1,0 +1,23 @@
+// A token's sum over its experts: in the order of `chosen`, in float32; then the shared expert; then y.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+namespace tessera::cuda {
+
+struct CombineArgs {
+    const __nv_bfloat16* out = nullptr;  // [rows, hidden]
+    const int32_t* slots = nullptr;      // [tokens, k]
+    const float* weights = nullptr;      // [tokens, k]
+    int32_t hidden = 0;
+    int32_t k = 0;
+    int32_t shared_row = -1;     // of token 0; -1 without a shared expert
+    __nv_bfloat16* y = nullptr;  // [tokens, hidden]
+};
+
+void launch_combine(cudaStream_t stream, const CombineArgs& args, int64_t tokens);
+
+}  // namespace tessera::cuda
