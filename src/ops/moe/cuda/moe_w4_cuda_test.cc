@@ -267,13 +267,14 @@ void expect_the_same_bits(int64_t width) {
 }
 
 TEST(MoeW4Cuda, few_tokens_have_the_same_bits_after_any_calls) {
-    for (const int64_t width : {128, 192}) {
-        const Case test_case({20, 512, 16, 4, width, 64});
+    for (const Shape& shape :
+         {Shape{20, 512, 16, 4, 128, 64}, Shape{20, 512, 16, 4, 192, 64}, Shape{20, 512, 4, 2, 192, 64}}) {
+        const Case test_case(shape);
         for (const int64_t tokens : {1, 2, 8, 16}) {
             const std::vector<float> first = test_case.run(tokens, false);
             for (const int calls : {1, 2, 7}) {
                 EXPECT_TRUE(test_case.run(tokens, true, false, calls) == first)
-                    << width << ", " << tokens << ", " << calls;
+                    << shape.experts << " x " << shape.width << ", " << tokens << ", " << calls;
             }
         }
     }

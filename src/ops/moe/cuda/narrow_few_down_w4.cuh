@@ -92,9 +92,14 @@ __device__ __forceinline__ int few_down_plan(const NarrowFewArgs& args, const Fe
         store_shared(memory.address + FewDownMemory::kSums + i * 16, make_uint4(0, 0, 0, 0));
     }
     __syncthreads();
-    const int place = mine ? atomicAdd(counts + id, 1) : 0;
+    // A bit for each token: so the order of an expert's rows, and of its sums, is that of the tokens.
+    const int token = thread / args.k;
+    if (mine) {
+        atomicOr(counts + id, 1 << token);
+    }
     __syncthreads();
-    const int count = thread < kNarrowFewExperts ? counts[thread] : 0;
+    const int count = thread < kNarrowFewExperts ? __popc(counts[thread]) : 0;
+    const int place = mine ? __popc(counts[id] & ((1 << token) - 1)) : 0;
     const int steps = (count + kFewDownRows - 1) / kFewDownRows;
     const int sum = count | steps << 16;
     int upto = sum;
@@ -127,7 +132,7 @@ __device__ __forceinline__ int few_down_plan(const NarrowFewArgs& args, const Fe
     __syncthreads();
     if (mine) {
         memory.pairs()[counts[id] + place] = static_cast<uint16_t>(thread);
-        memory.tokens()[counts[id] + place] = static_cast<uint16_t>(thread / args.k * kFewDownOutputs * 4);
+        memory.tokens()[counts[id] + place] = static_cast<uint16_t>(token * kFewDownOutputs * 4);
     }
     if (thread == 0) {
         counts[kNarrowFewExperts + kNarrowFewExperts / 32] = all & 0xFFFF;
