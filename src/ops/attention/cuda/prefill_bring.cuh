@@ -100,7 +100,7 @@ struct Bringer {
     __device__ __forceinline__ void bring_step(const Tile& tile, int kv_tile, const int (&pages)[2]) {
         const int key = stage_of<L::kKeyStages>(steps);
         barrier_wait(empty_barrier(base + L::kKeyBarriers, key), parity_of<L::kKeyStages>(steps) ^ 1);
-        store_shared_4(base + L::kKvTiles + 4 * key, kv_tile);
+        store_shared(base + L::kKvTiles + 4 * key, static_cast<uint32_t>(kv_tile));
         const uint32_t keys_full = full_barrier(base + L::kKeyBarriers, key);
         const int scales = Scaled ? ((pages[0] >= 0) + (pages[1] >= 0)) * kScaleBytes : 0;
         barrier_arrive_expect(keys_full, L::kKvBytes + scales);
@@ -110,7 +110,7 @@ struct Bringer {
         }
         const int value = stage_of<L::kValueStages>(steps);
         barrier_wait(empty_barrier(base + L::kValueBarriers, value), parity_of<L::kValueStages>(steps) ^ 1);
-        store_shared_4(base + L::kKvTiles + 4 * (L::kKeyStages + value), kv_tile);
+        store_shared(base + L::kKvTiles + 4 * (L::kKeyStages + value), static_cast<uint32_t>(kv_tile));
         const uint32_t values_full = full_barrier(base + L::kValueBarriers, value);
         barrier_arrive_expect(values_full, L::kKvBytes);
         bring_pages(base + L::kValues + value * L::kValueStride, &args.v_map, tile.kv_head, pages,

@@ -53,7 +53,7 @@ __device__ __forceinline__ void narrow_queries(uint32_t from, uint32_t to, uint3
                                 narrow(raw[i + 1].x, raw[i + 1].y), narrow(raw[i + 1].z, raw[i + 1].w)));
     }
     if (part == 0) {
-        store_shared_4(scales + 4 * row, __float_as_uint(norm / kQueryNorm));
+        store_shared(scales + 4 * row, norm / kQueryNorm);
     }
     group_barrier(barrier, kGroup);
 }

@@ -105,10 +105,6 @@ __device__ __forceinline__ uint32_t empty_barrier(uint32_t ring, int stage) {
     return ring + 16 * stage + 8;
 }
 
-__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t value) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
 __device__ __forceinline__ void write_tile(uint32_t to, const Tile& tile) {
     store_shared(to, make_uint4(tile.row, tile.queries, tile.kv_head, tile.first));
     store_shared(to + 16, make_uint4(tile.slots, tile.steps, tile.sequence, tile.list));

@@ -27,7 +27,7 @@ __device__ __forceinline__ uint64_t mma_descriptor(uint32_t address) {
 }
 // The low word of such a descriptor. Bytes >> 4 may be added to it: 32 bytes for each step along K, or
 // another buffer. In a cluster the block's rank is left above the address, in the leading offset, which the
-// 128-byte swizzle ignores; without it, mask as mma_descriptor() does.
+// 128-byte swizzle ignores; with another layout, mask as mma_descriptor() does.
 __device__ __forceinline__ uint32_t mma_operand(uint32_t address) {
     return 1u << 16 | address >> 4;
 }

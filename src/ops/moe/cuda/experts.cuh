@@ -119,8 +119,8 @@ inline constexpr int kExpertsThreads = 384;  // with two consumers
 inline constexpr int kExpertsRowWarps = 2;   // that bring the tokens' rows
 inline constexpr int kRowBoxRows = 16;       // of act in one copy
 
-// A tile of Consumers * Blocks times 64 rows of weights by up to TileMax tokens, and where a block has its
-// stages, its buffers of results, its barriers and its list of tiles.
+// A tile of Consumers * Blocks times 64 rows of weights by up to TileMax tokens, and where a thread block has
+// its stages, its buffers of results, its barriers and its list of tiles, of `Slots` places.
 template <int Consumers, int Blocks, int TileMax, int Stages, int Slots, int Buffers>
 struct ExpertsTileShape {
     static constexpr int kConsumers = Consumers;

@@ -25,7 +25,7 @@ struct FewExchange {
 inline constexpr int64_t kFewExchangeBytes = (sizeof(FewExchange) + 255) / 256 * 256;
 
 // The area of this call. Called `arrivals` times by each launch, the same number in every launch that shares
-// the exchange: two a multiprocessor.
+// the exchange: two a multiprocessor by few_experts_cuda(), one by few_experts_w4_cuda().
 __device__ __forceinline__ uint32_t few_turn(FewExchange* exchange, uint32_t arrivals) {
     const uint32_t before = atomicInc(&exchange->arrivals, 2 * arrivals - 1);
     return (before + 1) / arrivals & 1;
