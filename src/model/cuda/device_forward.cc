@@ -428,8 +428,8 @@ void DeviceForward::route(cudaStream_t stream, const DeviceBatch& batch, const D
 
 void DeviceForward::feed_forward(cudaStream_t stream, const DeviceBatch& batch, const DeviceLayer& layer) {
     const MoeCudaTensors& tensors = layer.mlp.tensors;
-    const bool fp8 = tensors.dtype == DType::kFloat8E4M3;
-    const DeviceMatrix input{.dtype = tensors.dtype,
+    const bool fp8 = tensors.dtype == DType::kFloat8E4M3 && !tensors.grouped();
+    const DeviceMatrix input{.dtype = fp8 ? tensors.dtype : DType::kBFloat16,
                              .input_scale = layer.is_moe ? tensors.input_scale : tensors.shared_input_scale};
     const bool dense8 = fp8 && !layer.is_moe;  // the router alone reads bfloat16 then
     norm(stream, batch,

@@ -43,7 +43,7 @@ void pack_int4_expert(const MlpWeights& expert, ThreadPool& pool, PackedInt4Expe
     std::vector<Rows> firsts(static_cast<size_t>(pool.size()));
     std::vector<Rows> seconds(firsts.size());
     const int64_t gate_units = width / 32;
-    pool.parallel_for(gate_units + hidden / kW4UnitRows, [&](int64_t unit, int thread) {
+    pool.parallel_for(gate_units + hidden / kGroupedUnitRows, [&](int64_t unit, int thread) {
         Rows& first = firsts[static_cast<size_t>(thread)];
         Rows& second = seconds[static_cast<size_t>(thread)];
         if (unit < gate_units) {
@@ -55,7 +55,7 @@ void pack_int4_expert(const MlpWeights& expert, ThreadPool& pool, PackedInt4Expe
                           .to = out.gate_up.data() + unit * w4_unit_bytes(hidden)});
         } else {
             unit -= gate_units;
-            first.read(expert.down, unit * kW4UnitRows, kW4UnitRows);
+            first.read(expert.down, unit * kGroupedUnitRows, kGroupedUnitRows);
             w4_pack_unit({.weight = first.source(),
                           .inputs = width,
                           .to = out.down.data() + unit * w4_unit_bytes(width)});

@@ -4,7 +4,7 @@
 #include "ops/embed/cuda/embed_cuda_cases.h"
 #include "ops/linear/cuda/linear_cuda_cases.h"
 #include "ops/moe/cuda/moe_cuda_cases.h"
-#include "ops/moe/cuda/moe_w4_cuda_cases.h"
+#include "ops/moe/cuda/moe_grouped_cuda_cases.h"
 #include "ops/qkv_post/cuda/qkv_post_cuda_cases.h"
 #include "ops/rms_norm/cuda/rms_norm_cuda_cases.h"
 #include "ops/router_topk/cuda/router_topk_cuda_cases.h"
@@ -31,6 +31,7 @@ constexpr CudaOpEntry kOperators[] = {
     {"router_topk", "sigmoid scores, biased choice, weights", "same bits", router_topk_cuda_cases},
     {"moe", "routed and shared SwiGLU experts, dense layers", "rms 5e-3, fp8 2.5e-2", moe_cuda_cases},
     {"moe_w4", "routed experts with int4 weights", "rms 2.5e-2", moe_w4_cuda_cases},
+    {"moe_w8", "routed experts with e4m3 weights in blocks of 128 x 128", "rms 2.5e-2", moe_w8_cuda_cases},
     {"swiglu", "silu(gate) * up", "same bits", swiglu_cuda_cases},
     {"sample", "logits to tokens and log-probabilities", "same tokens", sample_cuda_cases},
 };

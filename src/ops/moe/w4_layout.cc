@@ -33,7 +33,7 @@ Row unit_row(const W4Unit& unit, int64_t r) {
         source = r % 16 < 8 ? &unit.weight : &unit.up;
         row = unit.first + r / 16 * 8 + r % 8;
     }
-    const int64_t groups = (unit.inputs + kW4Group - 1) / kW4Group;
+    const int64_t groups = (unit.inputs + kGroupedInputs - 1) / kGroupedInputs;
     return {source->codes + row * unit.inputs / 2, source->scales + row * groups};
 }
 
@@ -57,11 +57,12 @@ void w4_pack_unit(const W4Unit& unit) {
             const Row low = unit_row(unit, warp * 16 + r);
             const Row high = unit_row(unit, warp * 16 + r + 8);
             for (int64_t input = 0; input < unit.inputs; input += 64) {
-                const int64_t group = input / kW4Group;
+                const int64_t group = input / kGroupedInputs;
                 uint8_t* to = unit.to + group * kW4GroupBytes;
                 std::memcpy(to + (warp * 8 + r) * 4, low.scales + group, 2);
                 std::memcpy(to + (warp * 8 + r) * 4 + 2, high.scales + group, 2);
-                pack_pair(low, high, input, to + kW4ScaleBytes + input % kW4Group * 32 + warp * 512 + r * 64);
+                pack_pair(low, high, input,
+                          to + kW4ScaleBytes + input % kGroupedInputs * 32 + warp * 512 + r * 64);
             }
         }
     }

@@ -2,8 +2,7 @@
 // 16-byte load from shared memory is 32 of its weights in the order of wgmma's registers, and a code becomes
 // e4m3 within 7 integer instructions for 8 weights.
 //
-// A unit is 64 rows of weights: 64 outputs of down, or gate and up of 32 outputs (in each 16 rows 8 of gate,
-// then 8 of up). It is stored group by group of 128 inputs (the last may be 64), each
+// A unit (grouped_layout.h) is stored group by group of 128 inputs (the last may be 64), each
 //   [4 warps][8][2] bfloat16 scales of the rows r and r + 8 of each 16,
 //   [inputs / 64][4 warps][32 lanes] 16 bytes of codes.
 // Byte b of word w of a lane: low four bits = row lane / 4, high four = row lane / 4 + 8 (of the warp's 16),
@@ -13,23 +12,23 @@
 
 #include <cstdint>
 
+#include "ops/moe/grouped_layout.h"
+
 namespace tessera {
 
-inline constexpr int64_t kW4UnitRows = 64;
-inline constexpr int64_t kW4Group = 128;
 inline constexpr int64_t kW4ScaleBytes = 128;                      // of a unit and group
 inline constexpr int64_t kW4GroupBytes = kW4ScaleBytes + 64 * 64;  // of a whole group
 
 // Bytes of a unit; inputs a multiple of 64.
 constexpr int64_t w4_unit_bytes(int64_t inputs) {
-    return (inputs + kW4Group - 1) / kW4Group * kW4ScaleBytes + inputs * kW4UnitRows / 2;
+    return (inputs + kGroupedInputs - 1) / kGroupedInputs * kW4ScaleBytes + inputs * kGroupedUnitRows / 2;
 }
 // Of an expert's gate and up together, and of its down. width a multiple of 64, hidden of 128.
 constexpr int64_t w4_gate_up_bytes(int64_t hidden, int64_t width) {
     return width / 32 * w4_unit_bytes(hidden);
 }
 constexpr int64_t w4_down_bytes(int64_t hidden, int64_t width) {
-    return hidden / kW4UnitRows * w4_unit_bytes(width);
+    return hidden / kGroupedUnitRows * w4_unit_bytes(width);
 }
 
 // Where the code of (row of the unit, input) lies in a unit, and its scale.
@@ -39,16 +38,12 @@ struct W4Place {
     int64_t scale = 0;  // byte
 };
 constexpr W4Place w4_place(int64_t row, int64_t input) {
-    const int64_t group = input / kW4Group * kW4GroupBytes;
+    const int64_t group = input / kGroupedInputs * kW4GroupBytes;
     const int64_t warp = row / 16;
     const int64_t lane = row % 8 * 4 + input % 16 / 4;
-    return {group + kW4ScaleBytes + input % kW4Group / 64 * 2048 + warp * 512 + lane * 16 +
+    return {group + kW4ScaleBytes + input % kGroupedInputs / 64 * 2048 + warp * 512 + lane * 16 +
                 input % 64 / 16 * 4 + input % 4,
             row % 16 < 8 ? 0 : 4, group + (warp * 8 + row % 8) * 4 + row % 16 / 8 * 2};
-}
-// The unit's row of output `output` of gate; up's is 8 further. The unit is output / 32.
-constexpr int64_t w4_gate_row(int64_t output) {
-    return output % 32 / 8 * 16 + output % 8;
 }
 // The code of a stored nibble.
 constexpr int w4_code(int stored) {

@@ -74,8 +74,8 @@ TEST(W4Layout, a_unit_holds_its_rows_with_a_short_last_group) {
                       .inputs = inputs,
                       .to = unit.data()});
         for (int64_t row = 0; row < 32; ++row) {
-            expect_row(unit, w4_gate_row(row), gate, 64 + row);
-            expect_row(unit, w4_gate_row(row) + 8, up, 64 + row);
+            expect_row(unit, grouped_gate_row(row), gate, 64 + row);
+            expect_row(unit, grouped_gate_row(row) + 8, up, 64 + row);
         }
     }
 }

@@ -1,7 +1,7 @@
 #include "base/check.h"
 #include "ops/common/cuda/tensor_map.h"
+#include "ops/moe/cuda/experts_grouped.h"
 #include "ops/moe/cuda/experts_launch.h"
-#include "ops/moe/cuda/experts_w4.h"
 
 namespace tessera {
 namespace cuda {
@@ -66,16 +66,17 @@ MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors) {
     check(t.experts >= 0 && t.experts <= cuda::kExpertsMax, "moe: at most 1024 experts");
     check(t.hidden % 16 == 0 && t.width % 16 == 0 && t.shared_width % 16 == 0,
           "moe: hidden and the experts' widths must be multiples of 16");
-    const bool w4 = t.dtype == DType::kInt4;
-    const DType others = w4 ? t.shared_dtype : t.dtype;
+    const DType others = t.grouped() ? t.shared_dtype : t.dtype;
     check(others == DType::kBFloat16 || others == DType::kFloat8E4M3,
           "moe: bfloat16 or e4m3 weights, or int4 of routed experts");
-    check(!w4 || (t.experts > 0 && t.hidden % 128 == 0 && t.hidden <= cuda::kW4HiddenMax &&
-                  t.width % 64 == 0 && t.width <= cuda::kW4WidthMax),
-          "moe: with int4 weights hidden must be a multiple of 128 and at most 8192, the width of 64 and at "
-          "most 2048");
+    check(!t.fp8_blocks || t.dtype == DType::kFloat8E4M3, "moe: blocks are of e4m3 weights");
+    check(
+        !t.grouped() || (t.experts > 0 && t.hidden % 128 == 0 && t.hidden <= cuda::kGroupedHiddenMax &&
+                         t.width % 64 == 0 && t.width <= cuda::kGroupedWidthMax),
+        "moe: with grouped weights hidden must be a multiple of 128 and at most 8192, the width of 64 and at "
+        "most 2048");
     MoeCudaWeights weights{.tensors = t};
-    if (t.experts > 0 && !w4) {
+    if (t.experts > 0 && !t.grouped()) {
         weights.routed = cuda::make_maps(t, others, false);
     }
     if (t.shared_width > 0) {

@@ -204,7 +204,7 @@ __device__ __forceinline__ void few_w4_multiply(float (&sums)[4], const W4Raw& r
     }
     mma_commit();
     mma_wait<0>();
-    w4_hold(weights);
+    grouped_hold(weights);
     mma_pin(part);
     const float low = low_bf16(weights.scales);
     const float high = high_bf16(weights.scales);
@@ -297,7 +297,7 @@ class FewW4Order {
     }
     __device__ __forceinline__ int units() const { return units_; }
     __device__ __forceinline__ int row_units() const { return row_units_; }
-    __device__ __forceinline__ int groups() const { return args_.hidden / static_cast<int>(kW4Group); }
+    __device__ __forceinline__ int groups() const { return args_.hidden / static_cast<int>(kGroupedInputs); }
     // Whether this warp has the second half of the inputs of down; its 16 rows.
     static __device__ __forceinline__ bool second() { return warp() % 4 >= 2; }
 
@@ -330,12 +330,12 @@ class FewW4Order {
         const int half = few_w4_half(args_.width);
         if (step_ == 0) {
             const int64_t row = static_cast<int64_t>(entries_.expert[entry_]) * args_.hidden + output;
-            from_ = args_.down + row / kW4UnitRows * w4_unit_bytes(args_.width);
+            from_ = args_.down + row / kGroupedUnitRows * w4_unit_bytes(args_.width);
         }
         const int group = step_ + (second() ? half : 0);
-        const int inputs = args_.width - group * static_cast<int>(kW4Group);
+        const int inputs = args_.width - group * static_cast<int>(kGroupedInputs);
         few_w4_fetch(stage, from_ + (inputs > 0 ? group * kW4GroupBytes : 0),
-                     output % static_cast<int>(kW4UnitRows) / 16 + warp() % 2, inputs);
+                     output % static_cast<int>(kGroupedUnitRows) / 16 + warp() % 2, inputs);
         if (++step_ == half) {
             step_ = 0;
             entry_ += kFewW4Groups;
@@ -379,7 +379,7 @@ struct FewW4Block {
             return;
         }
         const int token = pair / args.routing.k;
-        const auto gate_row = static_cast<int>(w4_gate_row(o));
+        const auto gate_row = static_cast<int>(grouped_gate_row(o));
         float gate = 0;
         float up = 0;
 #pragma unroll
@@ -404,8 +404,8 @@ struct FewW4Block {
             for (int group = warp / 4; group < order.groups(); group += kFewW4Groups) {
                 const W4Raw raw = few_w4_load(ring.acquire());
                 order.fetch(ring.free());
-                few_w4_multiply<kFewTokens>(d, raw, x + group * (kW4Group * kFewTokens >> 4), 32 * kFewTokens,
-                                            false);
+                few_w4_multiply<kFewTokens>(d, raw, x + group * (kGroupedInputs * kFewTokens >> 4),
+                                            32 * kFewTokens, false);
             }
             auto& to = s.sums[buffer][warp / 4];
             const int row = warp % 4 * 16 + lane / 4;

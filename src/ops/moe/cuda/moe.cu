@@ -2,7 +2,7 @@
 #include "ops/moe/cuda/experts_launch.h"
 #include "ops/moe/cuda/few_experts.h"
 #include "ops/moe/cuda/moe_cuda.h"
-#include "ops/moe/cuda/moe_w4.h"
+#include "ops/moe/cuda/moe_grouped.h"
 
 namespace tessera {
 
@@ -15,15 +15,17 @@ int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_m
 }
 
 void moe_cuda(cudaStream_t stream, const MoeCudaArgs& whole_args) {
-    check(whole_args.tokens >= 1 && whole_args.sm_count >= 1,
-          "moe: needs tokens and the device's number of multiprocessors");
+    check(whole_args.sm_count >= 1, "moe: needs the device's number of multiprocessors");
+    if (whole_args.tokens == 0) {
+        return;
+    }
     MoeCudaArgs args = whole_args;
     std::byte* exchange = args.workspace;  // of few_experts_cuda(), then of few_experts_w4_cuda()
     std::byte* own = exchange + 2 * few_exchange_bytes();
     args.workspace = own + cuda::kOwnCountersBytes;
     const MoeCudaTensors& t = args.weights->tensors;
-    if (t.dtype == DType::kInt4) {
-        cuda::moe_w4(stream, args, exchange);
+    if (t.grouped()) {
+        cuda::moe_grouped(stream, args, exchange);
         return;
     }
     const cuda::MoeLayout layout = cuda::make_layout(t, args.tokens, args.k, args.sm_count);

@@ -7,11 +7,12 @@
 // 1,024 pairs, of 256 experts or fewer and of 64 rows or fewer each, every block of the second makes the plan
 // for itself. Up to 8 tokens take one launch and no list.
 //
-// Routed experts may be int4 (kInt4) with e4m3 activations, whose scales are made here: one a token, one a
-// row of act. Groups of 128 inputs of a weight have a scale; their sums are float32 each. The shared expert
-// is bfloat16 or fp8 then, by a launch of its own; with many rows an expert another copies x into their
-// order. Experts of width 192 with up to 48 rows each need no plan (narrow_w4.cuh), and up to 16 tokens
-// two kernels without rows of out (narrow_few_w4.cuh).
+// Routed experts may be grouped: int4 (kInt4), or e4m3 with a scale for each block of 128 x 128
+// (fp8_blocks), with e4m3 activations whose scales are made here: one a token, one a row of act. Groups of
+// 128 inputs have float32 sums of their own. The shared expert is bfloat16 or fp8 then, by a launch of its
+// own; with many rows an expert another copies x into their order. int4 experts of width 192 with up to 48
+// rows each need no plan (narrow_w4.cuh), and up to 16 tokens two kernels without rows of out
+// (narrow_few_w4.cuh).
 //
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
 // each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids); narrow
@@ -33,12 +34,14 @@ namespace tessera {
 // scales are used with fp8 weights only: w = weight * scale, x = e4m3(x / input_scale).
 struct MoeCudaTensors {
     DType dtype = DType::kBFloat16;         // kBFloat16, kFloat8E4M3, or for the routed experts kInt4
-    DType shared_dtype = DType::kBFloat16;  // beside kInt4; else it is dtype
+    bool fp8_blocks = false;                // kFloat8E4M3: the routed experts are grouped
+    DType shared_dtype = DType::kBFloat16;  // beside grouped experts; else it is dtype
     int64_t hidden = 0;
     int64_t experts = 0;       // 0: a dense layer
     int64_t width = 0;         // of a routed expert
     int64_t shared_width = 0;  // 0: no shared expert
-    // kInt4: units of w4_layout.h, [experts, w4_gate_up_bytes()] and [experts, w4_down_bytes()].
+    // kInt4: units of w4_layout.h, [experts, w4_gate_up_bytes()] and [experts, w4_down_bytes()]; fp8_blocks:
+    // the same of w8_layout.h.
     const void* gate_up = nullptr;         // [experts, 2 * width, hidden]: gate rows, then up rows
     const void* down = nullptr;            // [experts, hidden, width]
     const void* shared_gate_up = nullptr;  // [2 * shared_width, hidden]
@@ -53,6 +56,9 @@ struct MoeCudaTensors {
     // All experts of a layer share this one; the shared expert's may differ, which costs a pass over x.
     float input_scale = 1;
     float shared_input_scale = 1;
+
+    // Whether the routed weights are units with scales of groups, and activations are quantised here.
+    bool grouped() const { return dtype == DType::kInt4 || fp8_blocks; }
 };
 
 struct MoeCudaMaps {
@@ -70,7 +76,7 @@ struct MoeCudaWeights {
     MoeCudaMaps shared;
 };
 
-// REQUIRES: hidden, width and shared_width multiples of 16; at most 1,024 experts. kInt4: at least one
+// REQUIRES: hidden, width and shared_width multiples of 16; at most 1,024 experts. Grouped: at least one
 // expert, hidden a multiple of 128 and at most 8,192, width a multiple of 64 and at most 2,048.
 MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors);
 
@@ -78,9 +84,9 @@ struct MoeCudaArgs {
     const MoeCudaWeights* weights = nullptr;
     const void* x = nullptr;  // [tokens, hidden] bfloat16
     // [tokens, hidden] e4m3(x / input_scale), of a dense layer e4m3(x / shared_input_scale), as rms_norm_cuda
-    // makes it; null: made here. fp8 weights only.
+    // makes it; null: made here. fp8 weights only, not grouped ones.
     const uint8_t* x8 = nullptr;
-    int64_t tokens = 0;                     // >= 1
+    int64_t tokens = 0;                     // 0: nothing is done
     int64_t k = 0;                          // 0 in a dense layer
     const int32_t* chosen = nullptr;        // [tokens, k] expert ids; an id < 0 counts for nothing (padding)
     const float* expert_weights = nullptr;  // [tokens, k]

@@ -1,12 +1,13 @@
 #include <algorithm>
 
-#include "ops/moe/cuda/experts_w4.h"
+#include "ops/moe/cuda/experts_grouped.h"
 #include "ops/moe/cuda/moe_layout.h"
 
 namespace tessera::cuda {
 namespace {
 
-// int4: from here on x is copied into the order of the rows. Rows an expert, and outputs that hide the copy.
+// Grouped: from here on x is copied into the order of the rows. Rows an expert, and outputs that hide the
+// copy.
 constexpr int64_t kSortedMean = 128;
 constexpr int64_t kSortedWidth = 512;
 
@@ -16,6 +17,9 @@ constexpr int64_t kSortedWidth = 512;
 constexpr int64_t kW4FewMean = 28;
 constexpr int64_t kW4PairMean = 12;
 constexpr int64_t kW4FewOutputs = 1 << 17;
+
+// e4m3 blocks: two blocks a multiprocessor up to here, rows an expert.
+constexpr int64_t kW8PairMean = 24;
 
 // int4: wide tiles from here on, rows an expert and (token, expert) pairs.
 constexpr int64_t kW4WideMean = 112;
@@ -35,8 +39,10 @@ int choose_w4_tile(const MoeCudaTensors& tensors, int64_t mean, int64_t pairs) {
 int choose_tile_max(const MoeCudaTensors& tensors, int64_t tokens, int64_t k) {
     const int64_t experts = tensors.experts;
     const int64_t mean = experts > 0 ? tokens * k / experts : tokens;
-    if (tensors.dtype == DType::kInt4) {
-        return choose_w4_tile(tensors, mean, tokens * k);
+    if (tensors.grouped()) {
+        return tensors.dtype == DType::kInt4 ? choose_w4_tile(tensors, mean, tokens * k)
+               : mean <= kW8PairMean         ? kW8PairTile
+                                             : kW8WideTile;
     }
     const int64_t middle = experts > 0 ? 48 : MiddleShape::kTileMax;
     // Its down tiles would be too small.
@@ -76,15 +82,16 @@ int64_t shared_item_rows(const MoeCudaTensors& tensors, int64_t tokens, int64_t 
 
 // Routed experts with many rows, e4m3.
 bool takes_thirds(const MoeCudaTensors& t, int64_t pairs, int tile_max) {
-    return t.dtype == DType::kFloat8E4M3 && t.experts > 0 && pairs > 0 && tile_max == WideShape::kTileMax;
+    return t.dtype == DType::kFloat8E4M3 && !t.grouped() && t.experts > 0 && pairs > 0 &&
+           tile_max == WideShape::kTileMax;
 }
 // How many experts' first items are the first routed ones: as many as the blocks' first tiles reach, if
-// nearly all experts have tokens, and one item each, since neighbours share their weights. int4: none, its
+// nearly all experts have tokens, and one item each, since neighbours share their weights. Grouped: none, its
 // blocks wait for the tokens in e4m3 as well. Where each block makes the plan, its code would wait behind
 // these weights.
 int64_t early_items(const MoeCudaTensors& t, const MoeLayout& layout, int64_t sm_count) {
-    if (t.dtype == DType::kInt4 || t.experts == 0 || t.width == 0 ||
-        layout.routed_rows < kEarlyMean * t.experts || layout.routed_rows > layout.tile_max * t.experts ||
+    if (t.grouped() || t.experts == 0 || t.width == 0 || layout.routed_rows < kEarlyMean * t.experts ||
+        layout.routed_rows > layout.tile_max * t.experts ||
         plans_itself(t, layout.routed_rows, layout.tile_max)) {
         return 0;
     }
@@ -112,13 +119,14 @@ int64_t gate_tiles(const MoeLayout& layout, int64_t width) {
 }
 
 bool plans_itself(const MoeCudaTensors& t, int64_t pairs, int tile_max) {
-    return t.dtype != DType::kInt4 && t.experts > 0 && t.experts <= kOwnExperts && pairs > 0 &&
-           pairs <= kOwnPairs && tile_max <= MiddleShape::kTileMax;
+    return !t.grouped() && t.experts > 0 && t.experts <= kOwnExperts && pairs > 0 && pairs <= kOwnPairs &&
+           tile_max <= MiddleShape::kTileMax;
 }
 
 MoeCudaTensors shared_tensors(const MoeCudaTensors& tensors) {
     MoeCudaTensors shared = tensors;
     shared.dtype = tensors.shared_dtype;
+    shared.fp8_blocks = false;
     shared.experts = 0;
     shared.width = 0;
     return shared;
@@ -126,14 +134,14 @@ MoeCudaTensors shared_tensors(const MoeCudaTensors& tensors) {
 
 MoeLayout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int64_t sm_count) {
     MoeLayout layout;
-    const bool w4 = tensors.dtype == DType::kInt4;
+    const bool grouped = tensors.grouped();
     layout.tile_max = choose_tile_max(tensors, tokens, k);
     // The rows of the shared expert alone lie in their order already.
-    layout.x_sorted = w4 ? tensors.width >= kSortedWidth && tokens * k / tensors.experts >= kSortedMean
-                         : tensors.experts == 0 && layout.tile_max == WideShape::kTileMax;
+    layout.x_sorted = grouped ? tensors.width >= kSortedWidth && tokens * k / tensors.experts >= kSortedMean
+                              : tensors.experts == 0 && layout.tile_max == WideShape::kTileMax;
     layout.routed_rows = tokens * k;
     layout.thirds = takes_thirds(tensors, layout.routed_rows, layout.tile_max);
-    const bool shared = tensors.shared_width > 0 && !w4;
+    const bool shared = tensors.shared_width > 0 && !grouped;
     layout.rows = layout.routed_rows + (shared ? tokens : 0);
     layout.act_width = shared ? std::max(tensors.width, tensors.shared_width) : tensors.width;
     if (shared) {
@@ -149,8 +157,8 @@ MoeLayout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, 
     const int64_t items = layout.routed_rows / layout.tile_max + tensors.experts + 1;
     layout.items_max = layout.shared_items + items;
     layout.early_items = static_cast<int32_t>(early_items(tensors, layout, sm_count));
-    layout.counters_count = kReady + (w4 ? 2 : 1) * layout.items_max;
-    const bool fp8 = tensors.dtype == DType::kFloat8E4M3 || w4;
+    layout.counters_count = kReady + (grouped ? 2 : 1) * layout.items_max;
+    const bool fp8 = tensors.dtype == DType::kFloat8E4M3 || grouped;
     const auto take = [&layout](int64_t bytes) {
         const int64_t at = layout.bytes;
         layout.bytes += round_up(bytes, 256);
@@ -162,13 +170,13 @@ MoeLayout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, 
     layout.row_source = take(layout.routed_rows * 4);
     layout.slots = take(layout.routed_rows * 4);
     layout.x = take(fp8 ? tokens * tensors.hidden : 0);
-    layout.shared_x = take(fp8 && !w4 ? tokens * tensors.hidden : 0);
-    layout.sorted_x = take(w4 && layout.x_sorted ? layout.routed_rows * tensors.hidden : 0);
+    layout.shared_x = take(fp8 && !grouped ? tokens * tensors.hidden : 0);
+    layout.sorted_x = take(grouped && layout.x_sorted ? layout.routed_rows * tensors.hidden : 0);
     layout.act = take(layout.rows * layout.act_width * (fp8 ? 1 : 2));
-    layout.x_scale = take(w4 ? tokens * 4 : 0);
-    layout.act_bf16 = take(w4 ? layout.rows * layout.act_width * 2 : 0);
-    layout.act_scale = take(w4 ? layout.rows * 4 : 0);
-    if (w4 && tensors.shared_width > 0) {
+    layout.x_scale = take(grouped ? tokens * 4 : 0);
+    layout.act_bf16 = take(grouped ? layout.rows * layout.act_width * 2 : 0);
+    layout.act_scale = take(grouped ? layout.rows * 4 : 0);
+    if (grouped && tensors.shared_width > 0) {
         layout.beside = take(make_layout(shared_tensors(tensors), tokens, 0, sm_count).bytes);
         layout.rows += tokens;  // of out
     }

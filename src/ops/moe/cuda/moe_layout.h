@@ -35,18 +35,19 @@ struct MoeLayout {
     int64_t counters = 0, items = 0, down_items = 0, row_source = 0, slots = 0, x = 0, shared_x = 0,
             sorted_x = 0;
     int64_t act = 0, out = 0;
-    int64_t x_scale = 0, act_bf16 = 0, act_scale = 0;  // int4 only
-    int64_t beside = 0;                                // int4 only: the layout of the shared expert
+    int64_t x_scale = 0, act_bf16 = 0, act_scale = 0;  // grouped only
+    int64_t beside = 0;                                // grouped only: the layout of the shared expert
     int64_t bytes = 0;
 };
 
-// The counters: the next tile, the numbers of routed items, ready[items]; with int4 stored[items] too.
+// The counters: the next tile, the numbers of routed items, ready[items]; with grouped weights stored[items]
+// too.
 inline constexpr int64_t kRoutedItems = 2;
 inline constexpr int64_t kReady = 4;
 
 MoeLayout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, int64_t sm_count);
 
-// Tiles of gate and up of an item, not int4.
+// Tiles of gate and up of an item, not of grouped weights.
 int64_t gate_tiles(const MoeLayout& layout, int64_t width);
 
 // Whether each block of the experts' kernel makes the plan for itself.
@@ -61,7 +62,7 @@ struct OwnCounters {
 };
 constexpr int64_t kOwnCountersBytes = (sizeof(OwnCounters) + 255) / 256 * 256;
 
-// What stands beside int4 experts, as a layer of its own.
+// What stands beside grouped experts, as a layer of its own.
 MoeCudaTensors shared_tensors(const MoeCudaTensors& tensors);
 
 }  // namespace tessera::cuda

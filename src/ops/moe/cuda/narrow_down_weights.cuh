@@ -4,8 +4,9 @@
 #include <cstdint>
 
 #include "ops/common/cuda/shared_access.cuh"
+#include "ops/moe/cuda/grouped_products.cuh"
 #include "ops/moe/cuda/narrow_w4.h"
-#include "ops/moe/cuda/w4_products.cuh"
+#include "ops/moe/cuda/w4_weights.cuh"
 
 namespace tessera::cuda {
 
@@ -44,9 +45,9 @@ __device__ __forceinline__ NarrowDown narrow_convert(const NarrowRaw& raw) {
     }
     return out;
 }
-// As w4_hold().
+// As grouped_hold().
 __device__ __forceinline__ void narrow_hold(const NarrowDown& weights) {
-    w4_hold(weights.first);
+    grouped_hold(weights.first);
 #pragma unroll
     for (const uint32_t value : weights.half) {
         asm volatile("" ::"r"(value) : "memory");

@@ -26,7 +26,7 @@ namespace tessera::cuda {
 
 inline constexpr int kFewDownConsumers = 5;
 inline constexpr int kFewDownThreads = 128 * kFewDownConsumers;
-inline constexpr int kFewDownOutputs = static_cast<int>(kW4UnitRows);
+inline constexpr int kFewDownOutputs = static_cast<int>(kGroupedUnitRows);
 inline constexpr int kFewDownRows = 8;  // of a step
 inline constexpr int kFewDownPairs = kNarrowFewTokens * kNarrowFewK;
 inline constexpr int kFewDownSteps = kFewDownPairs;  // at most: a row each
@@ -268,7 +268,8 @@ struct FewDownConsumer {
         const uint32_t to = memory.address + FewDownMemory::kSums + index() * FewDownMemory::kSumsBytes +
                             memory.tokens()[row] + quad * 16;
         const float share = load_shared_float(memory.address + FewDownMemory::kShares + row * 4);
-        const float2 scale = w4_row_scales(memory.address + FewDownMemory::kScales + step.first * 4, 0);
+        const float2 tokens = column_pair(memory.address + FewDownMemory::kScales + step.first * 4, 0);
+        const float2 scale = make_float2(tokens.x * kW4Unit, tokens.y * kW4Unit);
         mma_wait<0>();
         mma_pin(sums);
         mma_pin(part);

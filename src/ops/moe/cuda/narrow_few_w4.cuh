@@ -15,10 +15,10 @@
 #include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/relaxed.cuh"
+#include "ops/moe/cuda/grouped_products.cuh"
 #include "ops/moe/cuda/narrow_down_weights.cuh"
 #include "ops/moe/cuda/narrow_few_w4.h"
 #include "ops/moe/cuda/swiglu.cuh"
-#include "ops/moe/cuda/w4_products.cuh"
 
 namespace tessera::cuda {
 
@@ -130,7 +130,7 @@ struct NarrowFewInputs {
     int first = 0;
     int count = 0;
     __device__ __forceinline__ NarrowFewInputs(int hidden, int consumer) {
-        const int groups = hidden / static_cast<int>(kW4Group);
+        const int groups = hidden / static_cast<int>(kGroupedInputs);
         first = groups * consumer / kNarrowFewConsumers;
         count = groups * (consumer + 1) / kNarrowFewConsumers - first;
     }
@@ -147,7 +147,7 @@ __device__ __forceinline__ void narrow_few_bring(const NarrowFewArgs& args,
     }
     const int64_t unit_bytes = w4_unit_bytes(args.hidden);
     const int most =
-        (args.hidden / static_cast<int>(kW4Group) + kNarrowFewConsumers - 1) / kNarrowFewConsumers;
+        (args.hidden / static_cast<int>(kGroupedInputs) + kNarrowFewConsumers - 1) / kNarrowFewConsumers;
     for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x)) {
         const int64_t expert = memory.experts()[unit / kNarrowFewUnits];
         const uint8_t* from = args.gate_up + (expert * kNarrowFewUnits + unit % kNarrowFewUnits) * unit_bytes;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void narrow_few_bring(const NarrowFewArgs& args,
     }
     // Down's follow, into the level-2 cache, the first experts' first: memory has no pause.
     constexpr int kUnits = 4;  // at once
-    const int down_units = args.hidden / static_cast<int>(kW4UnitRows);
+    const int down_units = args.hidden / static_cast<int>(kGroupedUnitRows);
     const int pieces = (down_units + kUnits - 1) / kUnits;
     for (int i = static_cast<int>(blockIdx.x); i < units / kNarrowFewUnits * pieces;
          i += static_cast<int>(gridDim.x)) {
@@ -212,7 +212,7 @@ __device__ __forceinline__ void narrow_few_multiply(const NarrowFewArgs& args,
         }
         const W4Raw raw = w4_load_unit(memory.slot(consumer, weights.stage) + group % 2 * kNarrowGroupBytes);
         if (group % 2 != 0 || group + 1 == inputs.count) {
-            w4_release(weights);
+            grouped_release(weights);
         }
         return raw;
     };
@@ -223,15 +223,16 @@ __device__ __forceinline__ void narrow_few_multiply(const NarrowFewArgs& args,
 #pragma unroll 1
             for (int group = 0; group < inputs.count; ++group) {
                 float part[N / 2];
-                w4_issue<N>(part, now,
-                            mma_descriptor(memory.address + (inputs.first + group) * N * kSwizzleRowBytes));
+                grouped_issue<N>(
+                    part, now,
+                    mma_descriptor(memory.address + (inputs.first + group) * N * kSwizzleRowBytes));
                 W4Weights next{};
                 if (group + 1 < inputs.count) {
                     next = w4_convert(load(group + 1));
                 }
                 mma_wait<0>();
-                w4_hold(now);
-                w4_promote<N>(sums, part, now.scales);
+                grouped_hold(now);
+                grouped_promote<N>(sums, part, now);
                 now = next;
             }
         }
@@ -257,7 +258,7 @@ __device__ __forceinline__ void narrow_few_publish(const NarrowFewArgs& args,
                                                    const NarrowFewMemory<Shape>& memory, int warp, int units,
                                                    int tokens) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const auto gate_row = static_cast<int>(w4_gate_row(lane));
+    const auto gate_row = static_cast<int>(grouped_gate_row(lane));
     const float scales = lane < tokens ? args.x_scale[lane] : 0.0f;
     ExpertsRing<2> parts = memory.parts();
     for (int unit = static_cast<int>(blockIdx.x); unit < units; unit += static_cast<int>(gridDim.x)) {

@@ -18,13 +18,13 @@
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/shared_access.cuh"
+#include "ops/moe/cuda/grouped_products.cuh"
+#include "ops/moe/cuda/grouped_rows.cuh"
 #include "ops/moe/cuda/narrow_down_weights.cuh"
 #include "ops/moe/cuda/narrow_plan.cuh"
 #include "ops/moe/cuda/narrow_w4.h"
 #include "ops/moe/cuda/quantize_row.cuh"
 #include "ops/moe/cuda/swiglu.cuh"
-#include "ops/moe/cuda/w4_products.cuh"
-#include "ops/moe/cuda/w4_rows.cuh"
 
 namespace tessera::cuda {
 
@@ -131,8 +131,8 @@ __device__ __forceinline__ void narrow_bring_weights(const NarrowW4Args& args,
         rings[c].advance();
     };
     const auto rank = static_cast<int>(cluster_rank());
-    const int groups = args.hidden / static_cast<int>(kW4Group);
-    const int units = args.hidden / static_cast<int>(2 * kW4UnitRows);  // of down, of one block
+    const int groups = args.hidden / static_cast<int>(kGroupedInputs);
+    const int units = args.hidden / static_cast<int>(2 * kGroupedUnitRows);  // of down, of one block
     const int64_t unit_bytes = w4_unit_bytes(args.hidden);
     for (int i = 0; memory.plan().items[i].rows > 0; ++i) {
         const int half = 2 * memory.plan().items[i].expert + rank;
@@ -165,7 +165,7 @@ __device__ __forceinline__ void narrow_bring_rows(const NarrowW4Args& args,
     const int lane_row = static_cast<int>(threadIdx.x % (32 * kExpertsRowWarps) / 8);
     const int piece = static_cast<int>(threadIdx.x % 8);
     ExpertsRing<Shape::kRowStages> stages = memory.rows();
-    W4FencedStages<Shape::kRowStages, Shape::kUnderWay> fenced(stages);
+    FencedStages<Shape::kRowStages, Shape::kUnderWay> fenced(stages);
     for (int i = 0; memory.plan().items[i].rows > 0; ++i) {
         const int rows = memory.plan().items[i].rows - lane_row;
         const uint16_t* pairs = memory.pairs(i) + lane_row;
@@ -231,7 +231,7 @@ struct NarrowConsumer {
         return memory.address + Shape::kScales + index() * Shape::kRowsMax * 4;
     }
     // As the sums of a thread need them: of rows 8 j + 2 (lane % 4) and the next.
-    __device__ __forceinline__ float2 row_scales(int j) const { return w4_column_pair(scales(), j); }
+    __device__ __forceinline__ float2 row_scales(int j) const { return column_pair(scales(), j); }
     __device__ __forceinline__ uint32_t results(int turn = 0) const {
         return memory.address + Shape::kResults + index() * Shape::kResultBytes +
                turn * (Shape::kTwoRows * kSwizzleRowBytes);
@@ -247,14 +247,15 @@ __device__ __forceinline__ void narrow_multiply(float (&sums)[N / 2], NarrowCons
         sum = 0;
     }
     const auto issue = [&](const W4Weights& weights, int group) {
-        w4_issue<N>(part, weights,
-                    mma_descriptor(me.memory.address + Shape::kRows + me.rows.stage * Shape::kRowStageBytes +
-                                   group * Shape::kGroupRowBytes));
+        grouped_issue<N>(
+            part, weights,
+            mma_descriptor(me.memory.address + Shape::kRows + me.rows.stage * Shape::kRowStageBytes +
+                           group * Shape::kGroupRowBytes));
     };
     const auto finish = [&](const W4Weights& weights) {
         mma_wait<0>();
-        w4_hold(weights);
-        w4_promote<N>(sums, part, weights.scales);
+        grouped_hold(weights);
+        grouped_promote<N>(sums, part, weights);
     };
     // Codes are loaded a product before they are converted, as loads wait behind the tensor cores' reads.
     const auto load = [&](int half) { return w4_load_unit(me.slot() + half * kNarrowGroupBytes); };
@@ -265,7 +266,7 @@ __device__ __forceinline__ void narrow_multiply(float (&sums)[N / 2], NarrowCons
     for (int group = 0; group + 1 < groups; group += 2) {
         barrier_wait(me.rows.full(), me.rows.parity);
         issue(first, 0);
-        w4_release(me.weights);
+        grouped_release(me.weights);
         const W4Weights second = w4_convert(raw);
         if (group + 2 < groups) {
             barrier_wait(me.weights.full(), me.weights.parity);
@@ -278,14 +279,14 @@ __device__ __forceinline__ void narrow_multiply(float (&sums)[N / 2], NarrowCons
             raw = load(1);
         }
         finish(second);
-        w4_release(me.rows);
+        grouped_release(me.rows);
     }
     if (groups % 2 != 0) {
         barrier_wait(me.rows.full(), me.rows.parity);
         issue(first, 0);
-        w4_release(me.weights);
+        grouped_release(me.weights);
         finish(first);
-        w4_release(me.rows);
+        grouped_release(me.rows);
     }
 }
 
@@ -371,7 +372,7 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
                                             const uint16_t* pairs, int rows) {
     const int thread = static_cast<int>(threadIdx.x % 128);
     const int lane = thread % 32;
-    const int units = args.hidden / static_cast<int>(2 * kW4UnitRows);
+    const int units = args.hidden / static_cast<int>(2 * kGroupedUnitRows);
     uint8_t* to[N / 16];
 #pragma unroll
     for (int i = 0; i < N / 16; ++i) {
@@ -405,7 +406,7 @@ __device__ __forceinline__ void narrow_down(const NarrowW4Args& args, NarrowCons
     const auto load = [&] {
         barrier_wait(me.weights.full(), me.weights.parity);
         const NarrowRaw raw = narrow_load_down(me.slot());
-        w4_release(me.weights);
+        grouped_release(me.weights);
         return raw;
     };
     if (me.index() >= units) {
@@ -481,7 +482,7 @@ __device__ __forceinline__ void narrow_consume_item(const NarrowW4Args& args, Na
     const float x_scale = thread < rows ? args.x_scale[pairs[thread] / args.k] : 0.0f;
     {
         float sums[N / 2];
-        narrow_multiply<Shape, N>(sums, me, args.hidden / static_cast<int>(kW4Group));
+        narrow_multiply<Shape, N>(sums, me, args.hidden / static_cast<int>(kGroupedInputs));
         if (thread < N) {
             store_shared(me.scales() + thread * 4, x_scale * kW4Unit);
         }
@@ -570,7 +571,7 @@ __global__ void __launch_bounds__(kNarrowInputThreads) narrow_inputs_kernel(Narr
                            .to = args.x8 + row * args.hidden,
                            .scale = args.x_scale + row,
                            .count = args.hidden};
-    RowPieces<kW4HiddenMax / (8 * kNarrowInputThreads)> pieces;
+    RowPieces<kGroupedHiddenMax / (8 * kNarrowInputThreads)> pieces;
     pieces.load(work, thread, kNarrowInputThreads);
     warps[thread / 32] = pieces.largest();
     for (int i = thread; i < args.k; i += kNarrowInputThreads) {

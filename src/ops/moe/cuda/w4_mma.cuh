@@ -201,4 +201,14 @@ __device__ __forceinline__ void mma_weights_fp8(float (&d)[88], const uint32_t* 
 }
 // clang-format on
 
+// The product reads the weights' registers while it is under way, which the compiler does not know: they are
+// in use until here.
+template <typename Weights>
+__device__ __forceinline__ void grouped_hold(const Weights& weights) {
+#pragma unroll
+    for (const uint32_t value : weights.registers) {
+        asm volatile("" ::"r"(value) : "memory");
+    }
+}
+
 }  // namespace tessera::cuda

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ops/common/cuda/convert.cuh"
 #include "ops/common/cuda/shared_access.cuh"
 #include "ops/moe/w4_layout.h"
 
@@ -40,15 +41,11 @@ __device__ __forceinline__ W4Raw w4_load(uint32_t thread, uint32_t scales, uint3
 struct W4Weights {
     uint32_t registers[16];
     uint32_t scales = 0;
-};
-// The product reads the registers while it is under way, which the compiler does not know: they are in use
-// until here.
-__device__ __forceinline__ void w4_hold(const W4Weights& weights) {
-#pragma unroll
-    for (const uint32_t value : weights.registers) {
-        asm volatile("" ::"r"(value) : "memory");
+
+    __device__ __forceinline__ float2 row_scales() const {
+        return make_float2(low_bf16(scales), high_bf16(scales));
     }
-}
+};
 __device__ __forceinline__ W4Weights w4_convert(const W4Raw& raw) {
     W4Weights out;
     out.scales = raw.scales;
@@ -67,5 +64,28 @@ __device__ __forceinline__ W4Weights w4_convert(const W4Raw& raw) {
     }
     return out;
 }
+
+// A whole group of a unit in shared memory.
+__device__ __forceinline__ W4Raw w4_load_unit(uint32_t unit) {
+    return w4_load(threadIdx.x % 128, unit, unit + static_cast<uint32_t>(kW4ScaleBytes), 2048);
+}
+
+// What experts_grouped.cuh needs to know of its weights.
+struct W4Units {
+    using Raw = W4Raw;
+    using Weights = W4Weights;
+    static constexpr int kGroupBytes = static_cast<int>(kW4GroupBytes);
+    static constexpr float kScale = kW4Unit;  // of all sums
+    static constexpr bool kAhead =
+        true;  // registers for the next group's of one block, where two are resident
+
+    __device__ static int64_t bytes(int64_t inputs) { return w4_unit_bytes(inputs); }
+    // Of the group in which so many inputs are left.
+    __device__ static uint32_t bytes_of_group(int left) {
+        return left > 64 ? static_cast<uint32_t>(kW4GroupBytes) : static_cast<uint32_t>(kW4ScaleBytes + 2048);
+    }
+    __device__ __forceinline__ static Raw load(uint32_t unit) { return w4_load_unit(unit); }
+    __device__ __forceinline__ static Weights convert(const Raw& raw) { return w4_convert(raw); }
+};
 
 }  // namespace tessera::cuda

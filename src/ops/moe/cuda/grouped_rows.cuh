@@ -1,13 +1,13 @@
 // The warps of the int4 experts' kernel that bring the tokens' rows.
 #pragma once
 
+#include "ops/moe/cuda/experts_grouped.h"
 #include "ops/moe/cuda/experts_produce.cuh"
-#include "ops/moe/cuda/experts_w4.h"
 
 namespace tessera::cuda {
 
 // The scales of rows of act come in pieces of four; so many of them lie before a tile's.
-__device__ __forceinline__ int w4_scales_begin(int row) {
+__device__ __forceinline__ int grouped_scales_begin(int row) {
     return row % 4;
 }
 
@@ -27,9 +27,9 @@ __device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) 
 // Stages that a warp's copies fill, fenced for the tensor cores by the warp: a stage is told of some stages
 // later, or when the next one is not free yet. Faster with few rows than a fence by those that wait.
 template <int Stages, int UnderWay = 3>
-class W4FencedStages {
+class FencedStages {
   public:
-    __device__ __forceinline__ explicit W4FencedStages(ExpertsRing<Stages>& ring)
+    __device__ __forceinline__ explicit FencedStages(ExpertsRing<Stages>& ring)
         : ring_(ring), oldest_(ring) {}
 
     // Until the next stage is free.
@@ -70,11 +70,12 @@ class W4FencedStages {
 
 // x through the list, as experts_copy_rows(), but fenced here.
 template <typename Shape>
-__device__ __forceinline__ void w4_copy_fenced(const ExpertsMemory<Shape>& memory,
-                                               ExpertsRing<Shape::kStages>& stages, const ExpertsRows& list) {
+__device__ __forceinline__ void grouped_copy_fenced(const ExpertsMemory<Shape>& memory,
+                                                    ExpertsRing<Shape::kStages>& stages,
+                                                    const ExpertsRows& list) {
     const int lane_row = static_cast<int>(threadIdx.x % (32 * kExpertsRowWarps) / 8);
     const int piece = static_cast<int>(threadIdx.x % 8);
-    W4FencedStages<Shape::kStages> fenced(stages);
+    FencedStages<Shape::kStages> fenced(stages);
     for (int k = piece * 16; k < list.bytes; k += kSwizzleRowBytes) {
         fenced.acquire();
         const uint32_t to = memory.address + stages.stage * Shape::kStageBytes + Shape::kRowsOffset +
@@ -92,9 +93,10 @@ __device__ __forceinline__ void w4_copy_fenced(const ExpertsMemory<Shape>& memor
 // In boxes: act, and with its first stage the rows' scales into the tiles' list; or x, in the order of the
 // rows.
 template <typename Shape>
-__device__ __forceinline__ void w4_copy_boxes(const ExpertsW4Args& args, const ExpertsMemory<Shape>& memory,
-                                              ExpertsRing<Shape::kStages>& stages, const ExpertsTile& tile,
-                                              uint32_t scales) {
+__device__ __forceinline__ void grouped_copy_boxes(const ExpertsGroupedArgs& args,
+                                                   const ExpertsMemory<Shape>& memory,
+                                                   ExpertsRing<Shape::kStages>& stages,
+                                                   const ExpertsTile& tile, uint32_t scales) {
     const ExpertsSide& side = args.experts.routed;
     const int thread = static_cast<int>(threadIdx.x % (32 * kExpertsRowWarps));
     const int inputs = tile.phase == 0 ? args.experts.hidden : side.width;
@@ -108,7 +110,7 @@ __device__ __forceinline__ void w4_copy_boxes(const ExpertsW4Args& args, const E
             copy_box(to + thread * kRowBoxRows * kSwizzleRowBytes, map, input,
                      tile.row + thread * kRowBoxRows, stages.full());
         } else if (thread == boxes && tile.phase == 1 && input == 0) {
-            const int begin = w4_scales_begin(tile.row);
+            const int begin = grouped_scales_begin(tile.row);
             const auto bytes = static_cast<uint32_t>((begin + tile.rows + 3) / 4 * 16);
             barrier_arrive_expect(stages.full(), bytes);
             copy_bulk(scales, args.act_scale + (tile.row - begin), bytes, stages.full());
@@ -121,7 +123,8 @@ __device__ __forceinline__ void w4_copy_boxes(const ExpertsW4Args& args, const E
 
 // Two warps, as experts_bring_rows(). Also the scales of the rows.
 template <typename Shape>
-__device__ __forceinline__ void w4_bring_rows(const ExpertsW4Args& args, const ExpertsMemory<Shape>& memory) {
+__device__ __forceinline__ void grouped_bring_rows(const ExpertsGroupedArgs& args,
+                                                   const ExpertsMemory<Shape>& memory) {
     const ExpertsArgs& experts = args.experts;
     ExpertsRing<Shape::kStages> stages = memory.stages();
     ExpertsRing<Shape::kSlots> tiles = memory.tiles();
@@ -135,7 +138,7 @@ __device__ __forceinline__ void w4_bring_rows(const ExpertsW4Args& args, const E
             const ExpertsRows list{memory.row_offsets(tiles.stage), tile.rows, experts.routed.x,
                                    experts.hidden};
             if constexpr (Shape::kFencedRows) {
-                w4_copy_fenced(memory, stages, list);
+                grouped_copy_fenced(memory, stages, list);
             } else {
                 experts_copy_rows(memory, stages, list);
             }
@@ -148,7 +151,7 @@ __device__ __forceinline__ void w4_bring_rows(const ExpertsW4Args& args, const E
                 known = tile.item;
             }
             __syncwarp();
-            w4_copy_boxes(args, memory, stages, tile, shared_address(memory.row_scales(tiles.stage)));
+            grouped_copy_boxes(args, memory, stages, tile, shared_address(memory.row_scales(tiles.stage)));
         }
         release_tile(tiles);
         tiles.advance();

@@ -1,4 +1,4 @@
-// The mixture with int4 routed experts: which kernels serve a call, and a shared expert beside them.
+// The mixture with grouped routed experts: which kernels serve a call, and a shared expert beside them.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,6 @@
 namespace tessera::cuda {
 
 // As moe_cuda(). exchange: 2 * few_exchange_bytes(), of few_experts_cuda() and of few_experts_w4_cuda().
-void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange);
+void moe_grouped(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange);
 
 }  // namespace tessera::cuda

@@ -1,10 +1,10 @@
 #include <optional>
 
 #include "ops/common/cuda/tensor_map.h"
+#include "ops/moe/cuda/experts_grouped.h"
 #include "ops/moe/cuda/experts_launch.h"
-#include "ops/moe/cuda/experts_w4.h"
 #include "ops/moe/cuda/few_experts.h"
-#include "ops/moe/cuda/moe_w4.h"
+#include "ops/moe/cuda/moe_grouped.h"
 #include "ops/moe/cuda/narrow_few_w4.h"
 #include "ops/moe/cuda/narrow_w4.h"
 
@@ -17,28 +17,28 @@ constexpr int64_t kNarrowShortMean = 21;
 constexpr int64_t kNarrowSomeMean = 33;
 constexpr int64_t kNarrowManyMean = 48;
 
-ExpertsW4Args experts_w4_args(const MoeCudaArgs& args, const MoeLayout& layout, const PlanArgs& plan) {
+ExpertsGroupedArgs grouped_args(const MoeCudaArgs& args, const MoeLayout& layout, const PlanArgs& plan) {
     const MoeCudaTensors& t = args.weights->tensors;
     std::byte* work = args.workspace;
-    ExpertsW4Args out{.experts = {.hidden = static_cast<int32_t>(t.hidden),
-                                  .tokens = static_cast<int32_t>(args.tokens),
-                                  .x_stride = static_cast<int32_t>(t.hidden),
-                                  .x_sorted = layout.x_sorted,
-                                  .items = plan.items,
-                                  .down_items = plan.down_items,
-                                  .routed_items = plan.routed_items,
-                                  .row_source = plan.row_source,
-                                  .x_scale = plan.x_scale,
-                                  .next_tile = plan.counters,
-                                  .ready = plan.counters + kReady,
-                                  .act = reinterpret_cast<uint8_t*>(work + layout.act),
-                                  .out = work + layout.out,
-                                  .act_stride = layout.act_width},
-                      .gate_up = static_cast<const uint8_t*>(t.gate_up),
-                      .down = static_cast<const uint8_t*>(t.down),
-                      .act_bf16 = reinterpret_cast<uint16_t*>(work + layout.act_bf16),
-                      .act_scale = reinterpret_cast<float*>(work + layout.act_scale),
-                      .stored = plan.counters + kReady + layout.items_max};
+    ExpertsGroupedArgs out{.experts = {.hidden = static_cast<int32_t>(t.hidden),
+                                       .tokens = static_cast<int32_t>(args.tokens),
+                                       .x_stride = static_cast<int32_t>(t.hidden),
+                                       .x_sorted = layout.x_sorted,
+                                       .items = plan.items,
+                                       .down_items = plan.down_items,
+                                       .routed_items = plan.routed_items,
+                                       .row_source = plan.row_source,
+                                       .x_scale = plan.x_scale,
+                                       .next_tile = plan.counters,
+                                       .ready = plan.counters + kReady,
+                                       .act = reinterpret_cast<uint8_t*>(work + layout.act),
+                                       .out = work + layout.out,
+                                       .act_stride = layout.act_width},
+                           .gate_up = static_cast<const uint8_t*>(t.gate_up),
+                           .down = static_cast<const uint8_t*>(t.down),
+                           .act_bf16 = reinterpret_cast<uint16_t*>(work + layout.act_bf16),
+                           .act_scale = reinterpret_cast<float*>(work + layout.act_scale),
+                           .stored = plan.counters + kReady + layout.items_max};
     out.experts.routed = {.act = make_tensor_map(work + layout.act, DType::kFloat8E4M3, layout.routed_rows,
                                                  t.width, kRowBoxRows),
                           .width = static_cast<int32_t>(t.width),
@@ -50,16 +50,16 @@ ExpertsW4Args experts_w4_args(const MoeCudaArgs& args, const MoeLayout& layout, 
     return out;
 }
 
-// The shared expert beside int4 ones, with the kernel of its own dtype; its rows follow the routed ones in
+// The shared expert beside grouped ones, with the kernel of its own dtype; its rows follow the routed ones in
 // out.
-struct SharedW4 {
+struct SharedBeside {
     MoeCudaWeights weights;
     MoeCudaArgs args;
     MoeLayout layout;
     PlanArgs plan;
     std::byte* exchange;  // of few_experts_cuda()
 
-    SharedW4(const MoeCudaArgs& whole, const MoeLayout& whole_layout, std::byte* few_exchange)
+    SharedBeside(const MoeCudaArgs& whole, const MoeLayout& whole_layout, std::byte* few_exchange)
         : weights(*whole.weights), args(whole), exchange(few_exchange) {
         weights.tensors = shared_tensors(weights.tensors);
         args.weights = &weights;
@@ -69,8 +69,8 @@ struct SharedW4 {
         layout = make_layout(weights.tensors, args.tokens, 0, args.sm_count);
         plan = plan_args(args, layout);
     }
-    SharedW4(const SharedW4&) = delete;
-    SharedW4& operator=(const SharedW4&) = delete;
+    SharedBeside(const SharedBeside&) = delete;
+    SharedBeside& operator=(const SharedBeside&) = delete;
 
     bool fp8() const { return weights.tensors.dtype == DType::kFloat8E4M3; }
     // For a few tokens.
@@ -87,11 +87,11 @@ struct SharedW4 {
     }
 };
 
-struct CallW4 {
+struct GroupedCall {
     const MoeCudaArgs& args;
     const MoeLayout& layout;
     const PlanArgs& plan;
-    const SharedW4* shared = nullptr;  // may be null
+    const SharedBeside* shared = nullptr;  // may be null
 
     // Where the shared expert's rows of out begin; null without one.
     std::byte* shared_out() const {
@@ -101,7 +101,7 @@ struct CallW4 {
 };
 
 // exchange: of few_experts_w4_cuda().
-void few_w4(cudaStream_t stream, const CallW4& call, std::byte* exchange) {
+void few_w4(cudaStream_t stream, const GroupedCall& call, std::byte* exchange) {
     if (call.shared != nullptr) {
         call.shared->launch_few(stream, call.shared_out());
     }
@@ -122,7 +122,7 @@ int narrow_rows(const MoeCudaArgs& args) {
     return mean <= kNarrowManyMean && narrow_w4_serves(narrow_sizes(args), rows, args.sm_count) ? rows : 0;
 }
 
-void launch_inputs_of(cudaStream_t stream, const CallW4& call) {
+void launch_inputs_of(cudaStream_t stream, const GroupedCall& call) {
     const auto& [args, layout, plan, shared] = call;
     launch_narrow_inputs(stream,
                          {.x = plan.x,
@@ -139,7 +139,7 @@ void launch_inputs_of(cudaStream_t stream, const CallW4& call) {
 }
 
 // By narrow_few_w4.cuh.
-void narrow_few(cudaStream_t stream, const CallW4& call) {
+void narrow_few(cudaStream_t stream, const GroupedCall& call) {
     const auto& [args, layout, plan, shared] = call;
     const MoeCudaTensors& t = args.weights->tensors;
     launch_inputs_of(stream, call);
@@ -167,7 +167,7 @@ void narrow_few(cudaStream_t stream, const CallW4& call) {
 }
 
 // By narrow_w4.cuh, `rows` an item; a row of out is the pair's own.
-void narrow_w4(cudaStream_t stream, const CallW4& call, int rows) {
+void narrow_w4(cudaStream_t stream, const GroupedCall& call, int rows) {
     const auto& [args, layout, plan, shared] = call;
     const MoeCudaTensors& t = args.weights->tensors;
     launch_inputs_of(stream, call);
@@ -190,7 +190,7 @@ void narrow_w4(cudaStream_t stream, const CallW4& call, int rows) {
 }
 
 // By a plan and tiles.
-void tiles_w4(cudaStream_t stream, const CallW4& call) {
+void tiles(cudaStream_t stream, const GroupedCall& call) {
     const auto& [args, layout, plan, shared] = call;
     launch_plan(stream, plan);
     if (layout.x_sorted) {
@@ -204,12 +204,14 @@ void tiles_w4(cudaStream_t stream, const CallW4& call) {
     if (shared != nullptr) {
         shared->launch(stream, call.shared_out());
     }
-    launch_experts_w4(stream, experts_w4_args(args, layout, plan), layout.tile_max, args.sm_count);
+    const bool int4 = args.weights->tensors.dtype == DType::kInt4;
+    const auto launch = int4 ? launch_experts_w4 : launch_experts_w8;
+    launch(stream, grouped_args(args, layout, plan), layout.tile_max, args.sm_count);
 }
 
 }  // namespace
 
-void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
+void moe_grouped(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
     const MoeCudaTensors& t = args.weights->tensors;
     const MoeLayout layout = make_layout(t, args.tokens, args.k, args.sm_count);
     PlanArgs plan = plan_args(args, layout);
@@ -217,7 +219,7 @@ void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
     plan.x8 = reinterpret_cast<uint8_t*>(args.workspace + layout.x);
     plan.x_scale = reinterpret_cast<float*>(args.workspace + layout.x_scale);
     plan.hidden = static_cast<int32_t>(t.hidden);
-    std::optional<SharedW4> beside;
+    std::optional<SharedBeside> beside;
     if (t.shared_width > 0) {
         beside.emplace(args, layout, exchange);
         plan.more_counters = beside->plan.counters;
@@ -226,19 +228,20 @@ void moe_w4(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchange) {
             quantise_inputs(stream, beside->args, beside->layout);
         }
     }
-    const CallW4 call{args, layout, plan, beside.has_value() ? &*beside : nullptr};
-    if (!args.batch_invariant && narrow_few_serves(narrow_sizes(args))) {
+    const GroupedCall call{args, layout, plan, beside.has_value() ? &*beside : nullptr};
+    const bool int4 = t.dtype == DType::kInt4;
+    if (int4 && !args.batch_invariant && narrow_few_serves(narrow_sizes(args))) {
         narrow_few(stream, call);
         return;
     }
-    if (few_experts_w4_serves(args) && (!beside.has_value() || few_experts_serves(beside->args))) {
+    if (int4 && few_experts_w4_serves(args) && (!beside.has_value() || few_experts_serves(beside->args))) {
         few_w4(stream, call, exchange + few_exchange_bytes());
         return;
     }
-    if (const int rows = narrow_rows(args); rows > 0) {
+    if (const int rows = int4 ? narrow_rows(args) : 0; rows > 0) {
         narrow_w4(stream, call, rows);
     } else {
-        tiles_w4(stream, call);
+        tiles(stream, call);
     }
     const int32_t shared_row = beside.has_value() ? static_cast<int32_t>(layout.routed_rows) : -1;
     launch_combine(stream, combine_args(args, layout, plan, shared_row), args.tokens);
