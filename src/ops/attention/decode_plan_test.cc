@@ -1,10 +1,12 @@
 #include "ops/attention/decode_plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <gtest/gtest.h>
 #include <map>
 #include <rapidcheck/gtest.h>
+#include <string>
 #include <utility>
 
 namespace tessera {
@@ -171,35 +173,111 @@ TEST(DecodePlan, slots_end_at_the_limit_and_empty_rows_have_none) {
     EXPECT_EQ(decode_tiles(65), 2);
 }
 
-// Of the mixes that the operator's README names: the deviation of what bins have, of its mean.
-TEST(DecodePlan, loads_of_bins_deviate_by_less_than_5_percent) {
-    std::vector<int32_t> mixed(16, 64);
-    mixed[0] = 1024;
-    std::vector<int32_t> skewed(64, 8);
-    for (size_t i = 0; i < skewed.size(); i += 8) {
-        skewed[i] = 256;
+struct Deviation {
+    double mean = 0;
+    double units = 0;  // standard deviation; a unit is what a tile costs
+};
+Deviation deviation_of(const std::vector<int32_t>& loads) {
+    const auto count = static_cast<double>(loads.size());
+    Deviation deviation;
+    for (const int32_t load : loads) {
+        deviation.mean += load / count;
     }
-    const std::vector<std::pair<const char*, std::vector<int32_t>>> mixes = {
-        {"64 x 4,096", std::vector<int32_t>(64, 64)},
-        {"1 x 65,536 + 15 x 4,096", mixed},
-        {"8 x 16,384 + 56 x 512", skewed},
-        {"1 x 262,144", {4096}}};
-    // Blocks a head of an H200, with 8 KV heads and with one.
-    for (const int bins : {32, 256}) {
-        for (const auto& [name, tiles] : mixes) {
-            const DecodeLengths lengths{bins, tiles};
+    double square = 0;
+    for (const int32_t load : loads) {
+        square += (load - deviation.mean) * (load - deviation.mean) / count;
+    }
+    deviation.units = std::sqrt(square);
+    return deviation;
+}
+
+// A piece costs a unit in these loads, though the line has one for each sequence alone. A bin has at most one
+// piece more than sequences begin in it, so no assignment of whole tiles has a largest load that is smaller
+// by more than a unit.
+RC_GTEST_PROP(DecodePlan, a_cut_makes_one_piece_and_no_other_plan_is_a_unit_better, ()) {
+    const AnyLengths any = any_lengths();
+    const DecodeLengths lengths = any.all();
+    const std::vector<DecodeBin> plan = plan_decode(lengths);
+    const std::vector<int32_t> loads = loads_of(lengths, plan);
+    const int64_t line = line_of(lengths);
+    const int32_t used = decode_bins_used(line, lengths.bins);
+    size_t pieces = 0;
+    int32_t cuts = 0;
+    bool has_tiles = false;
+    for (int32_t bin = 0; bin < lengths.bins; ++bin) {
+        pieces += pieces_of_bin(lengths, plan, bin).size();
+        cuts += plan[static_cast<size_t>(bin)].tile > 0 ? 1 : 0;
+    }
+    for (const int32_t tiles : lengths.tiles) {
+        has_tiles = has_tiles || tiles > 0;
+    }
+    RC_ASSERT(cuts <= used - 1);
+    RC_ASSERT(pieces == lengths.tiles.size() + static_cast<size_t>(cuts));
+    // Of all assignments: the even share, rounded up, and a tile with its piece.
+    const int64_t best = std::max<int64_t>((line + lengths.bins - 1) / lengths.bins, has_tiles ? 2 : 1);
+    RC_ASSERT(*std::max_element(loads.begin(), loads.end()) <= best + 1);
+}
+
+// A load lies between one unit below the even share, rounded down, and one above it, rounded up: at most
+// three units apart, hence a deviation of at most 1.5, whatever the lengths.
+RC_GTEST_PROP(DecodePlan, loads_deviate_by_at_most_one_and_a_half_units, ()) {
+    const AnyLengths any = any_lengths();
+    const DecodeLengths lengths = any.all();
+    RC_PRE(line_of(lengths) >= lengths.bins);  // otherwise some bins are empty
+    const Deviation deviation = deviation_of(loads_of(lengths, plan_decode(lengths)));
+    RC_ASSERT(deviation.units <= 1.5 + 1e-6);
+    RC_ASSERT(deviation.mean < 30 || deviation.units <= 0.05 * deviation.mean + 1e-6);
+}
+
+struct Mix {
+    std::string name;
+    std::vector<int32_t> tiles;
+};
+std::vector<Mix> mixes_of_readme() {
+    std::vector<Mix> mixes = {{"64 x 4,096", std::vector<int32_t>(64, 64)},
+                              {"1 x 65,536 + 15 x 4,096", std::vector<int32_t>(16, 64)},
+                              {"8 x 16,384 + 56 x 512", std::vector<int32_t>(64, 8)},
+                              {"1 x 262,144", {4096}},
+                              {"64 x 1,024", std::vector<int32_t>(64, 16)},
+                              {"16 x 4,096", std::vector<int32_t>(16, 64)},
+                              {"16 x 32,768", std::vector<int32_t>(16, 512)},
+                              {"128 x 4,096", std::vector<int32_t>(128, 64)},
+                              {"512 x 128", std::vector<int32_t>(512, 2)},
+                              {"64 x 100 to 3,943", {}},
+                              {"256 x 64 to 65,536", {}}};
+    mixes[1].tiles[0] = 1024;
+    for (size_t i = 0; i < 64; i += 8) {
+        mixes[2].tiles[i] = 256;
+    }
+    for (int32_t i = 0; i < 64; ++i) {
+        mixes[9].tiles.push_back(decode_tiles(100 + 61 * i));
+    }
+    for (int32_t i = 0; i < 256; ++i) {
+        mixes[10].tiles.push_back(
+            decode_tiles(static_cast<int32_t>(std::round(64 * std::pow(1024.0, i / 255.0)))));
+    }
+    return mixes;
+}
+
+// Of the mixes in the README of the operator's CUDA part: within a unit of an even share, and under 5 % from
+// 20 units a bin on.
+TEST(DecodePlan, loads_of_bins_deviate_by_less_than_5_percent_where_a_tile_is_a_twentieth) {
+    for (const Mix& mix : mixes_of_readme()) {
+        std::printf("%-24s", mix.name.c_str());
+        for (const int bins : {32, 64, 128, 256}) {  // a head of an H200 with 8, 4, 2 KV heads and one
+            const DecodeLengths lengths{bins, mix.tiles};
             const std::vector<int32_t> loads = loads_of(lengths, plan_decode(lengths));
-            double mean = 0;
-            double square = 0;
-            for (const int32_t load : loads) {
-                mean += static_cast<double>(load) / bins;
-                square += static_cast<double>(load) * load / bins;
+            const Deviation deviation = deviation_of(loads);
+            const double percent = deviation.units / deviation.mean * 100;
+            std::printf(" | %5.1f %% of %6.1f", percent, deviation.mean);
+            const int64_t share = (line_of(lengths) + bins - 1) / bins;
+            EXPECT_LE(*std::max_element(loads.begin(), loads.end()), share + 1) << mix.name << ", " << bins;
+            EXPECT_LE(deviation.units, 1 + 1e-6) << mix.name << ", " << bins;
+            if (deviation.mean >= 20) {
+                EXPECT_LT(percent, 5) << mix.name << ", " << bins;
             }
-            const double deviation = std::sqrt(square - mean * mean) / mean;
-            std::printf("%s over %d blocks a head: mean load %.1f tiles, deviation %.2f %%\n", name, bins,
-                        mean, deviation * 100);
-            EXPECT_LT(deviation, 0.05) << name << ", " << bins;
         }
+        std::printf("\n");
     }
 }
 
