@@ -14,6 +14,8 @@ namespace tessera {
 struct TinyModelSpec {
     // kBFloat16, kFloat32 (the same values), or kFloat8E4M3 with static input scales (other values).
     DType dtype = DType::kBFloat16;
+    // Sizes that the CUDA backend takes, dense layers alone, and so many query heads for each KV head.
+    int64_t device_group = 0;
 };
 
 struct TinyModel {
@@ -36,11 +38,17 @@ struct TinyModel {
         config.rms_norm_eps = 1e-5;
         config.rope_theta = 10000;
         config.router_scaling_factor = 1.5;
+        if (spec.device_group > 0) {
+            use_device_sizes();
+        }
         weights.embedding = tensor(config.vocab_size, config.hidden_size, 1.0f);
         weights.lm_head.weight = tensor(config.vocab_size, config.hidden_size, 0.2f);
         weights.final_norm = tensor(1, config.hidden_size, 1.0f);
         for (int64_t i = 0; i < config.num_layers; ++i) {
             weights.layers.push_back(layer(config.is_moe(i)));
+        }
+        if (config.num_mtp_layers == 0) {
+            return;
         }
         MtpWeights mtp;
         mtp.embedding_norm = tensor(1, config.hidden_size, 1.0f);
@@ -56,6 +64,17 @@ struct TinyModel {
     ModelWeights weights;
 
   private:
+    void use_device_sizes() {
+        config.vocab_size = 256;
+        config.hidden_size = 256;
+        config.intermediate_size = 256;
+        config.moe_intermediate_size = 256;
+        config.head_dim = 128;
+        config.num_heads = spec.device_group * config.num_kv_heads;
+        config.first_k_dense = config.num_layers;
+        config.num_mtp_layers = 0;
+    }
+
     float random() {
         state = state * 6364136223846793005u + 1442695040888963407u;
         return static_cast<float>(static_cast<int64_t>(state >> 40) - (1 << 23)) * 0x1p-23f;

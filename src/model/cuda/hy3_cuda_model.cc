@@ -9,6 +9,7 @@
 #include "device/cuda/cuda_check.h"
 #include "device/cuda/stream.h"
 #include "model/cuda/device_forward.h"
+#include "ops/attention/cuda/attention_cuda.h"
 #include "ops/common/half.h"
 #include "ops/router_topk/cuda/router_topk_cuda.h"
 
@@ -26,11 +27,12 @@ Status supported(const ModelConfig& config, const CudaModelOptions& options) {
     if (config.head_dim != 128) {
         return refuse("head_dim", config.head_dim, "128");
     }
-    const int64_t group = config.num_kv_heads < 1 ? 0 : config.num_heads / config.num_kv_heads;
     if (config.num_kv_heads < 1 || config.num_heads % config.num_kv_heads != 0 ||
-        (group != 1 && group != 2 && group != 4 && group != 8 && group != 16)) {
+        config.num_heads < config.num_kv_heads ||
+        config.num_heads > kAttentionCudaGroupMax * config.num_kv_heads) {
         return refuse("num_attention_heads", config.num_heads,
-                      fmt::format("1, 2, 4, 8 or 16 times num_key_value_heads ({})", config.num_kv_heads));
+                      fmt::format("1 to {} times num_key_value_heads ({})", kAttentionCudaGroupMax,
+                                  config.num_kv_heads));
     }
     const std::pair<std::string_view, int64_t> sixteens[] = {
         {"vocab_size", config.vocab_size},

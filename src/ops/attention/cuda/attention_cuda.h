@@ -19,6 +19,8 @@
 
 namespace tessera {
 
+inline constexpr int32_t kAttentionCudaGroupMax = 16;  // query heads of a KV head; any number up to it
+
 struct AttentionCudaShape {
     int32_t q_heads = 0;
     int32_t kv_heads = 0;  // q_heads / kv_heads = the group
@@ -48,10 +50,10 @@ struct PagedKvCuda {
 // ------------------------------------------------------------
 
 struct DecodePlanCudaArgs {
-    AttentionCudaShape shape;            // group: 1 to 16
+    AttentionCudaShape shape;
     const int32_t* positions = nullptr;  // [batch]: of each sequence's first query; < 0 = an empty row
     int32_t batch = 0;                   // <= 1024
-    int32_t q_len = 1;
+    int32_t q_len = 1;  // 1 to 4; not 3 with a group of 11, 13 or 15, whose rows make no two equal parts
     int32_t first_slot = 0;
     int32_t slots_max = 0;           // of a sequence: the model's limit, a host constant
     int32_t sm_count = 0;            // of the device

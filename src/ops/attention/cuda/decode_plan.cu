@@ -111,9 +111,10 @@ DecodeRows make_decode_rows(const DecodePlanCudaArgs& plan) {
     rows.each = rows.all / rows.parts;
     rows.heads = plan.shape.kv_heads * rows.parts;
     rows.padded = rows.each <= 8 ? 8 : (rows.each <= 16 ? 16 : 32);
-    check(rows.group * plan.shape.kv_heads == plan.shape.q_heads && rows.group <= 16 && plan.q_len >= 1 &&
-              plan.q_len <= 4 && rows.each * rows.parts == rows.all,
+    check(rows.group * plan.shape.kv_heads == plan.shape.q_heads && rows.group <= kAttentionCudaGroupMax &&
+              plan.q_len >= 1 && plan.q_len <= 4,
           "attention decode: 1 to 16 query heads for each KV head, 1 to 4 queries");
+    check(rows.each * rows.parts == rows.all, "attention decode: 11, 13 or 15 query heads take no 3 queries");
     return rows;
 }
 

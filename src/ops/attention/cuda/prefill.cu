@@ -106,7 +106,7 @@ namespace tessera {
 void attention_prefill_cuda(cudaStream_t stream, const PrefillCudaArgs& args) {
     const AttentionCudaShape& shape = args.plan.shape;
     const int32_t group = shape.q_heads / shape.kv_heads;
-    check(group * shape.kv_heads == shape.q_heads && group >= 1 && group <= 16,
+    check(group * shape.kv_heads == shape.q_heads && group >= 1 && group <= kAttentionCudaGroupMax,
           "attention prefill: a KV head must have 1 to 16 query heads");
     check(args.sm_count >= 1, "attention prefill: the number of multiprocessors is missing");
     const bool scaled = args.kv.k_scales_offset >= 0;
