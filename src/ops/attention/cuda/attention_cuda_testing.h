@@ -30,10 +30,12 @@ struct Shape {
     bool fp8;
     int32_t first_slot;
     std::vector<Sequence> sequences;
-    bool rising = false;   // each 128 slots' scores lie far above those of the slots after them
-    bool scaled = false;   // scales of K for each token and head, of V for each head
-    bool peaked = false;   // slots 70 and 530 outweigh all others
-    bool partial = false;  // lists leave out a third of the KV tiles
+    bool rising = false;    // each 128 slots' scores lie far above those of the slots after them
+    bool scaled = false;    // scales of K for each token and head, of V for each head
+    bool peaked = false;    // slots 70 and 530 outweigh all others
+    bool partial = false;   // lists leave out a third of the KV tiles
+    bool level = false;     // keys are zeros, so all slots weigh the same; dimension d of V is 2^(d % 4 - 2)
+    bool positive = false;  // V is
 };
 
 // Pages in a shuffled pool of two layers, the second of which is used; every slot that no query may see is
@@ -77,6 +79,9 @@ class Case {
                 place_peaks(keys_.back());
             }
             values_.push_back(random_values(random_, count, 1, shape.fp8));
+            if (shape.level || shape.positive) {
+                shape_values(keys_.back(), values_.back());
+            }
             fill(b);
             first_rows_.push_back(rows_);
             rows_ += shape.sequences[b].q_len;
@@ -192,36 +197,68 @@ class Case {
     // listed: by lists of all KV tiles (partial: of some). skip: without this many queries of a single
     // sequence.
     std::vector<float> prefill(bool listed = false, int32_t skip = 0) const {
+        PrefillPart part{first_rows_, positions(), 0, skip, listed};
+        part.first_rows.back() -= skip;
+        part.positions.back() += skip;
+        return prefill_part(part);
+    }
+    // The rows of one of the sequences, prefilled without the others.
+    std::vector<float> prefill_alone(size_t b) const {
+        return prefill_part(
+            {{0, shape_.sequences[b].q_len}, {shape_.sequences[b].position}, b, first_rows_[b]});
+    }
+    // Of all rows, those of a sequence.
+    std::vector<float> rows_of(const std::vector<float>& all, size_t b) const {
+        const auto begin = all.begin() + first_rows_[b] * width();
+        return {begin, begin + shape_.sequences[b].q_len * width()};
+    }
+    // What each row of a level case must give.
+    std::vector<double> level_output() const {
+        std::vector<double> out;
+        for (int64_t i = 0; i < rows_ * width(); ++i) {
+            out.push_back(to_bf16(static_cast<double>(v_scale() * level_value(i % kHeadDim))));
+        }
+        return out;
+    }
+
+  private:
+    // Of the sequences: from `sequence` on, with queries from row `row` of q on.
+    struct PrefillPart {
+        std::vector<int32_t> first_rows;
+        std::vector<int32_t> positions;
+        size_t sequence = 0;
+        int32_t row = 0;
+        bool listed = false;  // of all sequences
+    };
+    std::vector<float> prefill_part(const PrefillPart& part) const {
         DeviceArena arena;
         Stream stream;
-        const auto sequences = static_cast<int32_t>(slots_.size());
-        const int32_t rows = rows_ - skip;
+        const auto sequences = static_cast<int32_t>(part.positions.size());
+        const int32_t rows = part.first_rows.back();
         const int32_t rows_max = rows + 3;
-        std::vector<int32_t> first_rows = first_rows_;
-        std::vector<int32_t> places = positions();
-        first_rows.back() -= skip;
-        places.back() += skip;
         uint16_t* out = arena.poisoned<uint16_t>(rows * width());
-        const PrefillPlanCudaArgs plan{.first_rows = arena.upload(first_rows),
-                                       .positions = arena.upload(places),
+        const PrefillPlanCudaArgs plan{.first_rows = arena.upload(part.first_rows),
+                                       .positions = arena.upload(part.positions),
                                        .first_slot = shape_.first_slot,
                                        .sequences = sequences,
                                        .rows_max = rows_max,
                                        .shape = shape_.heads,
                                        .workspace = arena.poisoned<std::byte>(
                                            prefill_cuda_workspace_bytes(shape_.heads, sequences, rows_max))};
-        std::vector<uint16_t> q(q_.bf16.begin() + skip * width(), q_.bf16.end());
+        const auto first_q = q_.bf16.begin() + part.row * width();
+        std::vector<uint16_t> q(first_q, first_q + rows * width());
         q.resize(static_cast<size_t>(rows_max * width()), 0xFFFF);
         const uint16_t* right_q = arena.upload(q);
         const uint16_t* other_q = arena.upload(std::vector<uint16_t>(q.rbegin(), q.rend()));
         PrefillCudaArgs args{.plan = plan,
                              .kv = place(arena),
-                             .kv_tiles = kv_tiles(plan, listed, arena),
+                             .kv_tiles = kv_tiles(plan, part.listed, arena),
                              .q_stride = width(),
                              .out = out,
                              .out_stride = width(),
                              .scale = scale(),
                              .sm_count = device_sm_count()};
+        args.kv.page_tables += static_cast<int64_t>(part.sequence) * pages_max_;
         const Graph step = Graph::capture(stream.get(), [&] {
             prefill_plan_cuda(stream.get(), plan);
             for (int layer = 0; layer < 4; ++layer) {
@@ -238,7 +275,6 @@ class Case {
         return bf16_values(DeviceArena::download(out, rows * width()));
     }
 
-  private:
     // The first 8 dimensions of a key tell how late its slot is; those of the queries are 4.
     void lower_later_keys(TestValues& keys) const {
         const int64_t row = shape_.heads.kv_heads * kHeadDim;
@@ -263,12 +299,23 @@ class Case {
             }
         }
     }
-    void set(TestValues& keys, size_t i, float value) const {
-        keys.values[i] = value;
+    void shape_values(TestValues& keys, TestValues& values) const {
+        for (size_t i = 0; i < values.values.size(); ++i) {
+            if (shape_.level) {
+                set(keys, i, 0);
+                set(values, i, level_value(static_cast<int64_t>(i) % kHeadDim));
+            } else {
+                set(values, i, std::fabs(values.values[i]));
+            }
+        }
+    }
+    static float level_value(int64_t d) { return std::ldexp(1.0f, static_cast<int>(d % 4) - 2); }
+    void set(TestValues& to, size_t i, float value) const {
+        to.values[i] = value;
         if (shape_.fp8) {
-            keys.fp8[i] = e4m3_bits(value);
+            to.fp8[i] = e4m3_bits(value);
         } else {
-            keys.bf16[i] = f32_to_bf16(value);
+            to.bf16[i] = f32_to_bf16(value);
         }
     }
 
