@@ -95,7 +95,7 @@ void multiply_block(const GemmBlockArgs& args, const BlockSlice& slice) {
     }
 }
 
-// out += scales[c] * part, for one group of an int4 weight.
+// out += scales[c] * part, for one group.
 void add_group(const GemmBlockArgs& args, const float* part, const float* scales, int64_t end) {
     for (int64_t r = 0; r < args.row_count; ++r) {
         float* out = args.out + r * kBlockOutputs;
@@ -108,7 +108,8 @@ void add_group(const GemmBlockArgs& args, const float* part, const float* scales
     }
 }
 
-// The groups of an int4 weight one after another, each with sums of its own.
+// The groups one after another, each with sums of its own.
+template <class Weight>
 void multiply_groups(const GemmBlockArgs& args, const BlockSlice& whole) {
     alignas(64) float rounded[kGemmRowsMax * kGroupInputs];
     alignas(64) float part[kGemmRowsMax * kBlockOutputs];
@@ -122,7 +123,7 @@ void multiply_groups(const GemmBlockArgs& args, const BlockSlice& whole) {
     for (int64_t k = 0; k < whole.count; k += kGroupInputs) {
         BlockSlice slice = whole;
         slice.count = std::min(kGroupInputs, whole.count - k);
-        slice.words += k / Int4Weight::kPerWord * whole.columns;
+        slice.words += k / Weight::kPerWord * whole.columns;
         slice.next = whole.next == nullptr ? nullptr : whole.next + (slice.words - whole.words);
         slice.also = whole.also == nullptr ? nullptr : whole.also + (slice.words - whole.words);
         for (int64_t r = 0; r < args.row_count; ++r) {
@@ -132,7 +133,7 @@ void multiply_groups(const GemmBlockArgs& args, const BlockSlice& whole) {
                 rows.pointers[r] = rounded + r * kGroupInputs;
             }
         }
-        multiply<Int4Weight>(rows.pointers, args.row_count, slice, part);
+        multiply<Weight>(rows.pointers, args.row_count, slice, part);
         add_group(args, part,
                   weight.group_scale + k / kGroupInputs * weight.outputs + args.block * kBlockOutputs,
                   whole.end);
@@ -166,7 +167,9 @@ void gemm_block_simd(const GemmBlockArgs& args) {
                            .also = reinterpret_cast<const uint32_t*>(args.also),
                            .pairs = fetches_pairs()};
     if (weight.dtype == DType::kInt4) {
-        multiply_groups(args, slice);
+        multiply_groups<Int4Weight>(args, slice);
+    } else if (weight.group_scale != nullptr) {
+        multiply_groups<BFloat16Weight>(args, slice);
     } else if (weight.dtype == DType::kBFloat16) {
         multiply_block<BFloat16Weight>(args, slice);
     } else {
@@ -180,7 +183,7 @@ void gemm_block_simd(const GemmBlockArgs& args) {
 // Whether gemm_block() is no more than sums over the whole of a full block.
 bool is_plain(const GemmBlockArgs& args) {
     const PackedMatrix& weight = *args.weight;
-    return args.row_count == 1 && weight.dtype != DType::kInt4 && weight.input_scale == 0 &&
+    return args.row_count == 1 && weight.group_scale == nullptr && weight.input_scale == 0 &&
            weight.block_panels(args.block) == kBlockPanels && args.first == 0 &&
            args.columns == kBlockOutputs;
 }

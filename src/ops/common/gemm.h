@@ -30,8 +30,8 @@ struct GemmBlockArgs {
 };
 
 // Rounds the rows to e4m3 where weight->input_scale or input_dynamic asks for it, and applies column_scale *
-// input_scale at the end. An int4 weight's chain starts anew with each group; sum = fma(scale of the group,
-// the group's chain, sum). Uses some 100 KiB of stack then.
+// input_scale at the end. With group_scale the chain starts anew with each group; sum = fma(scale of the
+// group, the group's chain, sum). Uses some 100 KiB of stack then.
 // REQUIRES: with an int4 weight inputs a multiple of 8.
 void gemm_block(const GemmBlockArgs& args);
 void gemm_block_ref(const GemmBlockArgs& args);

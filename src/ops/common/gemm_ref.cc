@@ -46,7 +46,7 @@ void gemm_block_ref(const GemmBlockArgs& args) {
             const int64_t output = args.block * kBlockOutputs + c;
             const float in = row_scale(weight, args.rows[r]);
             float sum = 0.0f;
-            if (weight.dtype == DType::kInt4) {
+            if (weight.group_scale != nullptr) {
                 for (int64_t g = 0; g < weight.groups(); ++g) {
                     const int64_t end_k = std::min((g + 1) * kGroupInputs, weight.inputs);
                     const float part = chain(weight, args.rows[r], in, {output, g * kGroupInputs, end_k});

@@ -51,6 +51,12 @@ void row_words(const MatrixSource& source, int64_t row, uint32_t* words) {
     }
 }
 
+float group_scale(const MatrixSource& source, int64_t row, int64_t group) {
+    const int64_t groups = (source.inputs + kGroupInputs - 1) / kGroupInputs;
+    return source.block_scales != nullptr ? source.block_scales[row / kGroupInputs * groups + group]
+                                          : bf16_to_f32(source.group_scales[row * groups + group]);
+}
+
 }  // namespace
 
 DType packed_dtype(DType source) {
@@ -90,11 +96,10 @@ void pack_panel(const PackedMatrix& matrix, int64_t panel, const PanelSource& so
             out[w * step + r] = rows[r * words + w];
         }
     }
-    for (int64_t g = 0; g < matrix.groups(); ++g) {
+    for (int64_t g = 0; matrix.group_scale != nullptr && g < matrix.groups(); ++g) {
         for (int64_t r = 0; r < kPanelOutputs; ++r) {
-            const int64_t at = (source.row + r) * matrix.groups() + g;
             matrix.group_scale[g * matrix.outputs + panel * kPanelOutputs + r] =
-                r < source.rows ? bf16_to_f32(source.source->group_scales[at]) : 0.0f;
+                r < source.rows ? group_scale(*source.source, source.row + r, g) : 0.0f;
         }
     }
     if (matrix.column_scale != nullptr) {

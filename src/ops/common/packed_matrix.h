@@ -5,9 +5,10 @@
 //             last k is paired with zero), so that one shift or mask widens 16 weights;
 //   float32:  [inputs][panels of the block][16];
 //   int4:     [inputs / 8][panels of the block][16] words of eight k's, k in the low four bits; two's
-//             complement. Groups of kGroupInputs k's have a scale for each output.
+//             complement.
 // bfloat16 stays as it is, float8 e4m3 becomes bfloat16 (exactly) with its scale per column, float16 and
-// float32 become float32. So one block is one sequential stream of memory.
+// float32 become float32. So one block is one sequential stream of memory. Of int4, and of float8 that has
+// scales of blocks, groups of kGroupInputs k's have a scale for each output.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,8 @@ struct MatrixSource {
     // int4: data is [rows, inputs / 2], low nibble = even k, two's complement; w = code * the bfloat16 scale
     // of [rows, inputs / kGroupInputs].
     const uint16_t* group_scales = nullptr;
+    // e4m3 with a scale for each block of kGroupInputs x kGroupInputs: [ceil(rows / kGroupInputs), groups].
+    const float* block_scales = nullptr;
 };
 
 // A view; the model's arena owns the bytes. Column n of the packed matrix is output n of the layer; columns
@@ -42,9 +45,10 @@ struct PackedMatrix {
     int64_t outputs = 0;             // a multiple of 16
     int64_t inputs = 0;
     float* column_scale = nullptr;  // [outputs]; null = all 1
-    float* group_scale = nullptr;   // [groups][outputs]: int4 only
+    float* group_scale = nullptr;   // [groups][outputs]: always with int4, perhaps with bfloat16; else null
     float input_scale = 0.0f;       // > 0: x is first rounded to e4m3(x / input_scale)
-    bool input_dynamic = false;     // the same with a scale for each row: its largest magnitude / 448
+    bool input_dynamic = false;     // the same with a scale for each row, its largest magnitude / 448; only
+                                    // beside group_scale
 
     int64_t panels() const { return outputs / kPanelOutputs; }
     int64_t blocks() const { return (panels() + kBlockPanels - 1) / kBlockPanels; }
@@ -57,7 +61,7 @@ struct PackedMatrix {
         return dtype == DType::kInt4 ? inputs / 8 : dtype == DType::kBFloat16 ? (inputs + 1) / 2 : inputs;
     }
     int64_t panel_bytes() const { return panel_words() * kPanelOutputs * 4; }
-    int64_t groups() const { return dtype == DType::kInt4 ? (inputs + kGroupInputs - 1) / kGroupInputs : 0; }
+    int64_t groups() const { return (inputs + kGroupInputs - 1) / kGroupInputs; }  // of group_scale
     const std::byte* block_data(int64_t block) const { return data + block * kBlockPanels * panel_bytes(); }
     int64_t bytes() const { return panels() * panel_bytes(); }
 };
@@ -66,8 +70,9 @@ struct PackedMatrix {
 DType packed_dtype(DType source);
 
 // Fills one panel of `matrix` from rows [row, row + rows) of source, 1 <= rows <= 16; where column_scale is
-// set, its 16 entries become source.scale. `scratch` holds at least pack_scratch_bytes(inputs). Panels may be
-// filled by different threads at once.
+// set, its 16 entries become source.scale; where group_scale is set, its entries come from the source's group
+// or block scales. `scratch` holds at least pack_scratch_bytes(inputs). Panels may be filled by different
+// threads at once.
 struct PanelSource {
     const MatrixSource* source = nullptr;
     int64_t row = 0;

@@ -50,5 +50,31 @@ TEST(PackedMatrix, KeepsTheScaleOfAnFp8WeightPerColumn) {
     }
 }
 
+TEST(PackedMatrix, SpreadsBlockScalesOverOutputsAndZerosPastThem) {
+    OpRandom random(4);
+    for (const bool alternate : {false, true}) {
+        const RandomMatrix matrix({.outputs = 300,
+                                   .inputs = 257,
+                                   .dtype = DType::kFloat8E4M3,
+                                   .alternate = alternate,
+                                   .blocks = true},
+                                  random);
+        const PackedMatrix& packed = matrix.packed();
+        ASSERT_EQ(packed.column_scale, nullptr);
+        ASSERT_EQ(packed.groups(), 3);
+        const int64_t parts = alternate ? 2 : 1;
+        const int64_t rows = 300 / parts;
+        for (int64_t n = 0; n < packed.outputs; ++n) {
+            const int64_t panel = n / 16;
+            const int64_t row = panel / parts * 16 + n % 16;
+            for (int64_t g = 0; g < 3; ++g) {
+                EXPECT_EQ(packed.group_scale[g * packed.outputs + n],
+                          row < rows ? matrix.block_scale(panel % parts * rows + row, g * 128) : 0.0f)
+                    << n << ", " << g;
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace tessera

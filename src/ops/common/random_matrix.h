@@ -18,7 +18,8 @@ struct RandomMatrixSpec {
     bool alternate = false;          // the first and second half of the outputs in alternating panels
     float scale = 1.0f;              // FP8 only
     float input_scale = 0.0f;        // FP8 only; > 0: activations are rounded too
-    bool input_dynamic = false;      // int4 only: the same with a scale for each row
+    bool input_dynamic = false;      // int4 and blocks only: the same with a scale for each row
+    bool blocks = false;             // FP8 only: a scale, about `scale`, for each block of 128 x 128
 };
 
 // Owns both the checkpoint's matrix (row-major, [outputs, inputs]) and its packed form.
@@ -29,10 +30,15 @@ class RandomMatrix {
         const bool int4 = spec.dtype == DType::kInt4;
         raw_.resize(int4 ? values_.size() / 2 : values_.size() * static_cast<size_t>(dtype_size(spec.dtype)));
         if (int4) {
-            const int64_t groups = (spec.inputs + kGroupInputs - 1) / kGroupInputs;
-            group_scales_.resize(static_cast<size_t>(spec.outputs * groups));
+            group_scales_.resize(static_cast<size_t>(spec.outputs * blocks(spec.inputs)));
             for (uint16_t& scale : group_scales_) {
                 scale = f32_to_bf16(spec.scale * (1 + 0.5f * random.uniform()));
+            }
+        }
+        if (spec.blocks) {
+            block_scales_.resize(static_cast<size_t>(parts() * blocks(part_rows()) * blocks(spec.inputs)));
+            for (float& scale : block_scales_) {
+                scale = spec.scale * (1 + 0.5f * random.uniform());
             }
         }
         for (size_t i = 0; i < values_.size(); ++i) {
@@ -48,8 +54,18 @@ class RandomMatrix {
     float value(int64_t output, int64_t k) const {
         return values_[static_cast<size_t>(output * spec_.inputs + k)];
     }
+    // With spec.blocks: what value() is multiplied with.
+    float block_scale(int64_t output, int64_t k) const {
+        const int64_t part = output / part_rows();
+        const int64_t down = part * blocks(part_rows()) + output % part_rows() / kGroupInputs;
+        return block_scales_[static_cast<size_t>(down * blocks(spec_.inputs) + k / kGroupInputs)];
+    }
 
   private:
+    int64_t parts() const { return spec_.alternate ? 2 : 1; }
+    int64_t part_rows() const { return spec_.outputs / parts(); }
+    static int64_t blocks(int64_t extent) { return (extent + kGroupInputs - 1) / kGroupInputs; }
+
     void store(size_t i, OpRandom& random) {
         const float wanted = random.uniform();
         auto* raw = raw_.data();
@@ -84,43 +100,50 @@ class RandomMatrix {
     }
 
     void pack() {
-        const int64_t rows = spec_.alternate ? spec_.outputs / 2 : spec_.outputs;
-        const bool int4 = spec_.dtype == DType::kInt4;
-        const int64_t row_bytes = int4 ? spec_.inputs / 2 : spec_.inputs * dtype_size(spec_.dtype);
-        const int parts = spec_.alternate ? 2 : 1;
+        const int64_t rows = part_rows();
         packed_.dtype = packed_dtype(spec_.dtype);
-        packed_.outputs = (rows + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs * parts;
+        packed_.outputs = (rows + kPanelOutputs - 1) / kPanelOutputs * kPanelOutputs * parts();
         packed_.inputs = spec_.inputs;
         packed_.input_scale = spec_.input_scale;
         packed_.input_dynamic = spec_.input_dynamic;
         memory_ = HostBuffer(packed_.bytes());
         packed_.data = memory_.data();
-        if (spec_.dtype == DType::kFloat8E4M3) {
+        if (spec_.dtype == DType::kInt4 || spec_.blocks) {
+            scales_.resize(static_cast<size_t>(packed_.outputs * packed_.groups()));
+            packed_.group_scale = scales_.data();
+        } else if (spec_.dtype == DType::kFloat8E4M3) {
             scales_.resize(static_cast<size_t>(packed_.outputs));
             packed_.column_scale = scales_.data();
         }
-        packed_scales_.resize(static_cast<size_t>(packed_.outputs * packed_.groups()));
-        packed_.group_scale = packed_scales_.data();
         std::vector<std::byte> scratch(static_cast<size_t>(pack_scratch_bytes(spec_.inputs)));
         for (int64_t p = 0; p < packed_.panels(); ++p) {
-            const MatrixSource source{
-                raw_.data() + p % parts * rows * row_bytes,
-                spec_.dtype,
-                rows,
-                spec_.inputs,
-                spec_.scale,
-                int4 ? group_scales_.data() + p % parts * rows * packed_.groups() : nullptr};
-            const int64_t row = p / parts * kPanelOutputs;
+            const MatrixSource source = part(p % parts());
+            const int64_t row = p / parts() * kPanelOutputs;
             pack_panel(packed_, p, {&source, row, std::min(kPanelOutputs, rows - row)}, scratch.data());
         }
+    }
+
+    MatrixSource part(int64_t index) const {
+        const bool int4 = spec_.dtype == DType::kInt4;
+        const int64_t rows = part_rows();
+        const int64_t row_bytes = int4 ? spec_.inputs / 2 : spec_.inputs * dtype_size(spec_.dtype);
+        const int64_t groups = packed_.groups();
+        return {
+            .data = raw_.data() + index * rows * row_bytes,
+            .dtype = spec_.dtype,
+            .rows = rows,
+            .inputs = spec_.inputs,
+            .scale = spec_.scale,
+            .group_scales = int4 ? group_scales_.data() + index * rows * groups : nullptr,
+            .block_scales = spec_.blocks ? block_scales_.data() + index * blocks(rows) * groups : nullptr};
     }
 
     RandomMatrixSpec spec_;
     std::vector<float> values_;
     std::vector<std::byte> raw_;
-    std::vector<float> scales_;
     std::vector<uint16_t> group_scales_;
-    std::vector<float> packed_scales_;
+    std::vector<float> block_scales_;
+    std::vector<float> scales_;  // packed_'s
     HostBuffer memory_;
     PackedMatrix packed_;
 };

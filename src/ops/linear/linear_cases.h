@@ -60,7 +60,7 @@ inline OpCase linear_case(const LinearCaseSpec& spec, bool bench) {
     OpCase c;
     c.shape = fmt::format("rows={} outputs={} inputs={}{}", spec.rows, spec.matrix.outputs,
                           spec.matrix.inputs, spec.accumulate ? " +=" : "");
-    c.dtype = dtype_name(spec.matrix.dtype);
+    c.dtype = fmt::format("{}{}", dtype_name(spec.matrix.dtype), spec.matrix.blocks ? " in blocks" : "");
     c.bench = bench;
     c.prepare = [spec] {
         auto data = std::make_shared<LinearCase>(spec);
@@ -103,6 +103,20 @@ inline std::vector<OpCase> linear_cases() {
                                           .input_scale = input_scale},
                                          true},
                                         false));
+        }
+    }
+    for (const bool dynamic : {false, true}) {  // blocks that end early, in outputs and in inputs
+        for (int64_t rows : {1, 7, 97}) {
+            for (int64_t inputs : {127, 256, 301}) {
+                cases.push_back(linear_case({rows,
+                                             {.outputs = 200,
+                                              .inputs = inputs,
+                                              .dtype = DType::kFloat8E4M3,
+                                              .scale = 0.003f,
+                                              .input_dynamic = dynamic,
+                                              .blocks = true}},
+                                            false));
+            }
         }
     }
     for (int64_t rows : {1, 16, 256}) {

@@ -36,20 +36,59 @@ TEST_F(LinearTest, TheReferenceIsAMatrixProduct) {
     }
 }
 
-TEST_F(LinearTest, ARowsBitsDependOnNeitherCompanyNorThreads) {
-    LinearCase data({200, {.outputs = 300, .inputs = 129}});
-    LinearArgs args = data.args();
-    linear(context_, args);
-    const std::vector<float> together = data.y();
-    ThreadPool one(1);
-    for (int64_t r = 0; r < 200; ++r) {
-        LinearArgs alone = args;
-        alone.rows = 1;
-        alone.x += r * alone.x_stride;
-        alone.y += r * alone.y_stride;
-        linear({one}, alone);
+// Blocks of scales, and rows of x as e4m3 with a scale of their own.
+TEST_F(LinearTest, TheReferenceScalesBlocksAndRows) {
+    constexpr int64_t kOutputs = 150;
+    constexpr int64_t kInputs = 300;
+    LinearCase data({2,
+                     {.outputs = kOutputs,
+                      .inputs = kInputs,
+                      .dtype = DType::kFloat8E4M3,
+                      .scale = 0.5f,
+                      .input_dynamic = true,
+                      .blocks = true}});
+    linear_ref(data.args());
+    for (int64_t r = 0; r < 2; ++r) {
+        const float* x = data.x().data() + (r * kInputs);
+        float largest = 0;
+        for (int64_t k = 0; k < kInputs; ++k) {
+            largest = std::fmax(largest, std::fabs(x[k]));
+        }
+        const float in = largest / 448;
+        for (int64_t n = 0; n < kOutputs; ++n) {
+            double sum = 0;
+            double size = 0;
+            for (int64_t k = 0; k < kInputs; ++k) {
+                const double term = static_cast<double>(round_to_e4m3(x[k] / in)) * in *
+                                    data.matrix().value(n, k) * data.matrix().block_scale(n, k);
+                sum += term;
+                size += std::fabs(term);
+            }
+            EXPECT_NEAR(data.y()[static_cast<size_t>(r * kOutputs + n)], sum, 1e-6 * size) << r << ", " << n;
+        }
     }
-    EXPECT_EQ(together, data.y());
+}
+
+TEST_F(LinearTest, ARowsBitsDependOnNeitherCompanyNorThreads) {
+    const RandomMatrixSpec plain{.outputs = 300, .inputs = 129};
+    RandomMatrixSpec blocks = plain;
+    blocks.dtype = DType::kFloat8E4M3;
+    blocks.blocks = blocks.input_dynamic = true;
+    for (const RandomMatrixSpec& spec : {plain, blocks}) {
+        LinearCase data({200, spec});
+        LinearArgs args = data.args();
+        linear(context_, args);
+        const std::vector<float> together = data.y();
+        ThreadPool one(1);
+        for (int64_t r = 0; r < 200; ++r) {
+            LinearArgs alone = args;
+            alone.rows = 1;
+            alone.x += r * alone.x_stride;
+            alone.y += r * alone.y_stride;
+            linear({one}, alone);
+        }
+        EXPECT_EQ(together, data.y());
+    }
 }
 
 // An activation of 1.05 input scales is e4m3 1.0 in the emulation, and stays 1.05 without it.

@@ -20,7 +20,10 @@ struct MoeCaseSpec {
     int64_t shared_width = 128;
     DType dtype = DType::kBFloat16;
     float input_scale = 0;       // FP8 only
-    bool input_dynamic = false;  // int4 only; the shared expert is bfloat16 then
+    bool input_dynamic = false;  // int4 and blocks only
+    bool blocks = false;         // FP8 only: scales of 128 x 128
+    // A routed expert's groups of inputs have scales; the shared expert is bfloat16 then.
+    bool grouped() const { return dtype == DType::kInt4 || blocks; }
 };
 
 class MoeCase {
@@ -30,10 +33,10 @@ class MoeCase {
           workspace_(MoeWorkspace::create({spec.tokens, spec.experts, spec.k, spec.width, spec.shared_width})
                          .take()) {
         for (int64_t e = 0; e < spec.experts; ++e) {
-            experts_.push_back(expert(spec.width, spec.dtype));
+            experts_.push_back(expert(spec.width, spec.dtype, spec.grouped()));
         }
         if (spec.shared_width > 0) {
-            shared_ = expert(spec.shared_width, spec.dtype == DType::kInt4 ? DType::kBFloat16 : spec.dtype);
+            shared_ = expert(spec.shared_width, spec.grouped() ? DType::kBFloat16 : spec.dtype, false);
         }
         x_.resize(static_cast<size_t>(spec.tokens * spec.hidden));
         start_.resize(x_.size());
@@ -78,14 +81,20 @@ class MoeCase {
     }
 
   private:
-    ExpertWeights expert(int64_t width, DType dtype) {
-        const float scale = dtype == DType::kInt4 ? 0.02f : 0.002f;
-        const bool dynamic = dtype == DType::kInt4 && spec_.input_dynamic;
-        matrices_.push_back(std::make_unique<RandomMatrix>(
-            RandomMatrixSpec{2 * width, spec_.hidden, dtype, true, scale, spec_.input_scale, dynamic},
-            random_));
-        matrices_.push_back(std::make_unique<RandomMatrix>(
-            RandomMatrixSpec{spec_.hidden, width, dtype, false, scale, spec_.input_scale, dynamic}, random_));
+    ExpertWeights expert(int64_t width, DType dtype, bool grouped) {
+        RandomMatrixSpec matrix{.outputs = 2 * width,
+                                .inputs = spec_.hidden,
+                                .dtype = dtype,
+                                .alternate = true,
+                                .scale = dtype == DType::kInt4 ? 0.02f : 0.002f,
+                                .input_scale = spec_.input_scale,
+                                .input_dynamic = grouped && spec_.input_dynamic,
+                                .blocks = grouped && spec_.blocks};
+        matrices_.push_back(std::make_unique<RandomMatrix>(matrix, random_));
+        matrix.outputs = spec_.hidden;
+        matrix.inputs = width;
+        matrix.alternate = false;
+        matrices_.push_back(std::make_unique<RandomMatrix>(matrix, random_));
         return {matrices_[matrices_.size() - 2]->packed(), matrices_.back()->packed()};
     }
 
@@ -116,7 +125,7 @@ inline OpCase moe_case(const MoeCaseSpec& spec, bool bench) {
     OpCase c;
     c.shape = fmt::format("tokens={} hidden={} experts={} k={} width={} shared={}", spec.tokens, spec.hidden,
                           spec.experts, spec.k, spec.width, spec.shared_width);
-    c.dtype = dtype_name(spec.dtype);
+    c.dtype = fmt::format("{}{}", dtype_name(spec.dtype), spec.blocks ? " in blocks" : "");
     c.bench = bench;
     c.prepare = [spec] {
         auto data = std::make_shared<MoeCase>(spec);
@@ -148,6 +157,9 @@ inline std::vector<OpCase> moe_cases() {
     for (const bool dynamic : {false, true}) {
         cases.push_back(moe_case({1, 256, 5, 2, 128, 48, DType::kInt4, 0, dynamic}, false));
         cases.push_back(moe_case({65, 384, 3, 2, 192, 0, DType::kInt4, 0, dynamic}, false));  // a short group
+        // Blocks that end early, in outputs and in inputs.
+        cases.push_back(moe_case({1, 300, 5, 2, 200, 48, DType::kFloat8E4M3, 0, dynamic, true}, false));
+        cases.push_back(moe_case({65, 129, 3, 2, 135, 0, DType::kFloat8E4M3, 0, dynamic, true}, false));
     }
     for (int64_t tokens : {1, 16, 256}) {
         cases.push_back(moe_case({.tokens = tokens}, true));

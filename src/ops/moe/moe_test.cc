@@ -18,22 +18,30 @@ TEST_F(MoeTest, EveryCaseEqualsTheReferenceOnEveryInstructionSet) {
 }
 
 TEST_F(MoeTest, ATokensBitsDependOnNeitherCompanyNorThreads) {
-    MoeCase data({.tokens = 230, .hidden = 96, .experts = 7, .k = 3, .width = 40, .shared_width = 24});
-    const MoeArgs args = data.args();
-    moe(context_, args);
-    const std::vector<float> together = data.y();
-    const MoeArgs again = data.args();
-    ThreadPool one(1);
-    for (int64_t t = 0; t < 230; ++t) {
-        MoeArgs alone = again;
-        alone.tokens = 1;
-        alone.x += t * alone.x_stride;
-        alone.y += t * alone.y_stride;
-        alone.chosen += t * alone.k;
-        alone.weights += t * alone.k;
-        moe({one}, alone);
+    const MoeCaseSpec plain{
+        .tokens = 230, .hidden = 96, .experts = 7, .k = 3, .width = 40, .shared_width = 24};
+    MoeCaseSpec blocks = plain;
+    blocks.width = 150;
+    blocks.dtype = DType::kFloat8E4M3;
+    blocks.blocks = blocks.input_dynamic = true;
+    for (const MoeCaseSpec& spec : {plain, blocks}) {
+        MoeCase data(spec);
+        const MoeArgs args = data.args();
+        moe(context_, args);
+        const std::vector<float> together = data.y();
+        const MoeArgs again = data.args();
+        ThreadPool one(1);
+        for (int64_t t = 0; t < 230; ++t) {
+            MoeArgs alone = again;
+            alone.tokens = 1;
+            alone.x += t * alone.x_stride;
+            alone.y += t * alone.y_stride;
+            alone.chosen += t * alone.k;
+            alone.weights += t * alone.k;
+            moe({one}, alone);
+        }
+        EXPECT_EQ(together, data.y());
     }
-    EXPECT_EQ(together, data.y());
 }
 
 // One expert of width 1 over one input, by hand: y += w * (silu(g x) * u x) * d.
