@@ -55,6 +55,17 @@ struct Outputs {
     bool operator==(const Outputs&) const = default;
 };
 
+// The mean magnitude of what differs between the hidden states, over that of `b`'s.
+double difference(const Outputs& a, const Outputs& b) {
+    double difference = 0;
+    double size = 0;
+    for (size_t i = 0; i < b.hidden.size(); ++i) {
+        difference += std::fabs(static_cast<double>(a.hidden[i]) - b.hidden[i]);
+        size += std::fabs(static_cast<double>(b.hidden[i]));
+    }
+    return difference / size;
+}
+
 class HyModelTest : public ::testing::Test {
   protected:
     void open(const ModelOptions& options, int threads = 2) {
@@ -193,13 +204,39 @@ TEST_F(HyModelTest, Fp8EmulationIsCloseToWeightOnlyAndDiffers) {
     open({.weight_only = true});
     const Outputs weight_only = run_alone(tokens, 40);
     EXPECT_NE(emulated, weight_only);
-    double difference = 0;
-    double size = 0;
-    for (size_t i = 0; i < emulated.hidden.size(); ++i) {
-        difference += std::fabs(static_cast<double>(emulated.hidden[i]) - weight_only.hidden[i]);
-        size += std::fabs(static_cast<double>(weight_only.hidden[i]));
+    EXPECT_LT(difference(emulated, weight_only), 0.1);
+}
+
+TEST_F(HyModelTest, ExpertsInFp8BlocksDifferFromBFloat16ByTheirActivations) {
+    // Blocks of 128 that end early in both directions.
+    TinyModelSpec spec{.experts = TinyExperts::kExactBFloat16, .hidden_size = 200, .expert_width = 136};
+    tiny_ = TinyModel(spec);
+    const std::vector<TokenId> tokens = random_tokens(40, tiny_.config.vocab_size, 4);
+    open({});
+    const Outputs plain = run_alone(tokens, 40);
+    std::vector<Outputs> emulated;
+    for (const TinyExperts form : {TinyExperts::kFp8Blocks, TinyExperts::kFp8OneScale}) {
+        spec.experts = form;
+        tiny_ = TinyModel(spec);
+        open({.weight_only = true});
+        EXPECT_LT(difference(run_alone(tokens, 40), plain), 1e-5);
+        open({});
+        emulated.push_back(run_alone(tokens, 40));
+        EXPECT_EQ(run_alone(tokens, 9), emulated.back());
+        EXPECT_LT(difference(emulated.back(), plain), 0.1);
+        EXPECT_GT(difference(emulated.back(), plain), 1e-4);
     }
-    EXPECT_LT(difference / size, 0.1);
+    // Scales that are powers of two round nothing.
+    EXPECT_EQ(emulated[0], emulated[1]);
+}
+
+TEST_F(HyModelTest, ExpertsOfTwoFormsAreRefused) {
+    tiny_ = TinyModel({.experts = TinyExperts::kFp8Blocks});
+    tiny_.weights.layers[1].moe->experts[2].up.blocks.reset();
+    ThreadPool threads(1);
+    const auto made = Hy3Model::create(tiny_.config, tiny_.weights, {}, threads);
+    ASSERT_FALSE(made.ok());
+    EXPECT_THAT(made.status().message(), ::testing::HasSubstr("model.layers.1.mlp.experts.2.gate_proj"));
 }
 
 TEST_F(HyModelTest, RefusesWhatItCannotCompute) {

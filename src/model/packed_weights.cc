@@ -105,18 +105,25 @@ class Arena {
         MatrixJob job;
         job.alternate = parts.alternate;
         bool scaled = false;
+        const bool grouped = first.weight.dtype == DType::kInt4 || first.blocks;
         for (const LinearWeights* linear : parts.linears) {
             const WeightView& view = linear->weight;
             if (packed_dtype(view.dtype) != packed_dtype(first.weight.dtype) ||
+                linear->blocks.has_value() != first.blocks.has_value() ||
                 (!weight_only_ && linear->input_scale != first.input_scale)) {
                 refuse(
-                    fmt::format("{}: the projections that are computed together have different dtypes or "
-                                "input scales; one of each is needed",
+                    fmt::format("{}: the projections that are computed together differ in dtype, input scale "
+                                "or blocks of scales; one of each is needed",
                                 name));
             }
             job.linears[static_cast<size_t>(job.parts_count)] = linear;
-            job.parts[static_cast<size_t>(job.parts_count++)] = {view.data, view.dtype, view.rows, view.cols,
-                                                                 linear->weight_scale.value_or(1.0f)};
+            job.parts[static_cast<size_t>(job.parts_count++)] = {
+                .data = view.data,
+                .dtype = view.dtype,
+                .rows = view.rows,
+                .inputs = view.cols,
+                .scale = linear->weight_scale.value_or(1.0f),
+                .block_scales = linear->blocks ? linear->blocks->scales : nullptr};
             job.matrix.outputs += MatrixJob::padded_rows(job.parts[static_cast<size_t>(job.parts_count - 1)]);
             scaled = scaled || linear->weight_scale.has_value();
         }
@@ -124,7 +131,7 @@ class Arena {
         job.matrix.inputs = first.weight.cols;
         job.matrix.input_scale = weight_only_ ? 0.0f : first.input_scale.value_or(0.0f);
         job.matrix.data = take(job.matrix.bytes());
-        if (job.matrix.dtype == DType::kInt4) {
+        if (grouped) {
             job.matrix.input_dynamic = !weight_only_;
             job.matrix.group_scale =
                 reinterpret_cast<float*>(take(job.matrix.groups() * job.matrix.outputs * 4));

@@ -2,6 +2,7 @@
 // sizes that are no multiples of the kernels' blocks.
 #pragma once
 
+#include <cmath>
 #include <deque>
 #include <vector>
 
@@ -11,20 +12,27 @@
 
 namespace tessera {
 
+// How the routed experts are stored: as everything else, or values that e4m3 holds exactly in one of three
+// forms that mean the same.
+enum class TinyExperts : uint8_t { kAsOthers, kExactBFloat16, kFp8Blocks, kFp8OneScale };
+
 struct TinyModelSpec {
     // kBFloat16, kFloat32 (the same values), or kFloat8E4M3 with static input scales (other values).
     DType dtype = DType::kBFloat16;
     // Sizes that the CUDA backend takes, dense layers alone, and so many query heads for each KV head.
     int64_t device_group = 0;
+    TinyExperts experts = TinyExperts::kAsOthers;
+    int64_t hidden_size = 72;
+    int64_t expert_width = 24;
 };
 
 struct TinyModel {
     explicit TinyModel(const TinyModelSpec& model_spec = {}) : spec(model_spec) {
         config.model_type = "hy_v3";
         config.vocab_size = 90;
-        config.hidden_size = 72;
+        config.hidden_size = spec.hidden_size;
         config.intermediate_size = 100;
-        config.moe_intermediate_size = 24;
+        config.moe_intermediate_size = spec.expert_width;
         config.num_layers = 3;
         config.num_heads = 6;
         config.num_kv_heads = 2;
@@ -110,6 +118,41 @@ struct TinyModel {
         return {{bytes.data(), DType::kFloat8E4M3, rows, cols}, size, 0.02f};
     }
 
+    // Magnitudes from 2^-7 to 1.875 * 2^-3. In blocks scales differ by powers of two, and codes with them.
+    LinearWeights exact_linear(int64_t rows, int64_t cols) {
+        constexpr float kScale = 0x1p-3f;
+        const int64_t across = (cols + kFp8Block - 1) / kFp8Block;
+        std::vector<std::byte>& scales = memory.emplace_back(
+            static_cast<size_t>((rows + kFp8Block - 1) / kFp8Block * across) * sizeof(float));
+        std::vector<std::byte>& codes = memory.emplace_back(static_cast<size_t>(rows * cols));
+        std::vector<std::byte>& wide = memory.emplace_back(static_cast<size_t>(rows * cols * 2));
+        for (int64_t i = 0; i < rows * cols; ++i) {
+            const int64_t block = i / cols / kFp8Block * across + i % cols / kFp8Block;
+            const auto up = static_cast<int>(spec.experts == TinyExperts::kFp8Blocks ? block % 3 - 1 : 0);
+            const float value = random();
+            const int code = 3 * 8 + static_cast<int>((value < 0 ? -value : value) * 39.0f);
+            const int sign = value < 0 ? 0x80 : 0;
+            codes[static_cast<size_t>(i)] = static_cast<std::byte>((code - 8 * up) | sign);
+            reinterpret_cast<float*>(scales.data())[block] = std::ldexp(kScale, up);
+            reinterpret_cast<uint16_t*>(wide.data())[i] =
+                f32_to_bf16(e4m3_to_f32(static_cast<uint8_t>(code | sign)) * kScale);
+        }
+        if (spec.experts == TinyExperts::kExactBFloat16) {
+            return {.weight = {wide.data(), DType::kBFloat16, rows, cols}};
+        }
+        return {.weight = {codes.data(), DType::kFloat8E4M3, rows, cols},
+                .blocks = Fp8Blocks{reinterpret_cast<const float*>(scales.data())}};
+    }
+
+    MlpWeights expert() {
+        const int64_t width = config.moe_intermediate_size;
+        if (spec.experts == TinyExperts::kAsOthers) {
+            return mlp(width);
+        }
+        return {exact_linear(width, config.hidden_size), exact_linear(width, config.hidden_size),
+                exact_linear(config.hidden_size, width)};
+    }
+
     MlpWeights mlp(int64_t width) {
         return {linear(width, config.hidden_size), linear(width, config.hidden_size),
                 linear(config.hidden_size, width)};
@@ -137,7 +180,7 @@ struct TinyModel {
         }
         experts.expert_bias = {bias.data(), DType::kFloat32, 1, config.num_experts};
         for (int64_t e = 0; e < config.num_experts; ++e) {
-            experts.experts.push_back(mlp(config.moe_intermediate_size));
+            experts.experts.push_back(expert());
         }
         experts.shared = mlp(config.shared_width());
         out.moe = experts;

@@ -34,8 +34,17 @@ struct Int4Form {
     const void* scales = nullptr;  // bfloat16 [rows, groups]; [groups, rows] with kWordsDown
 };
 
+inline constexpr int64_t kFp8Block = 128;  // rows and columns that share a scale
+
+// e4m3 weights with a scale for each block of 128 x 128; the activation is quantised to e4m3 with a scale of
+// its own for each token.
+struct Fp8Blocks {
+    const float* scales = nullptr;  // [ceil(rows / 128), ceil(cols / 128)]
+};
+
 // y = x W^T; W [out, in] = [rows, cols]. An FP8 weight dequantises as w * weight_scale; where input_scale is
 // set the activation is quantised to e4m3 as round(x / input_scale) first (static, per tensor).
+// With `blocks` a weight is e4m3 * the scale of its block; fp8_blocks_to_bf16() widens it.
 // An int4 weight (`int4` set, weight.data = its codes) is code * the scale of its group of 128 columns; the
 // activation is quantised to e4m3 with a scale of its own for each token. int4_rows() reads it.
 struct LinearWeights {
@@ -43,6 +52,7 @@ struct LinearWeights {
     std::optional<float> weight_scale;
     std::optional<float> input_scale;
     std::optional<Int4Form> int4;
+    std::optional<Fp8Blocks> blocks;  // routed experts only; weight_scale and input_scale are unset then
 };
 
 struct MlpWeights {

@@ -16,6 +16,7 @@
 #include "model/cuda/random_weights.h"
 #include "ops/common/half.h"
 #include "ops/moe/w4_layout.h"
+#include "weights/fp8_blocks.h"
 
 namespace tessera {
 namespace {
@@ -165,11 +166,16 @@ class Uploader {
             draw(to, linear.weight, dtype, random_deviation(dtype, linear.weight.cols));
             return to + n * dtype_size(dtype);
         }
-        if (linear.int4) {
+        if (linear.int4 || linear.blocks) {
             if (to == nullptr) {
                 return nullptr;
             }
-            int4_to_bf16(linear, converted_);
+            converted_.resize(static_cast<size_t>(n));
+            if (linear.int4) {
+                int4_to_bf16(linear, converted_);
+            } else {
+                fp8_blocks_to_bf16(linear, converted_.data());
+            }
             copy(to, converted_.data(), 2 * n);
             return to + 2 * n;
         }
