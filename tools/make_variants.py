@@ -15,19 +15,23 @@ import sys
 
 import numpy as np
 
-VARIANTS = ("outer", "float16", "float32", "single", "fp8")
+VARIANTS = ("outer", "float16", "float32", "single", "fp8", "fp8_dynamic", "fp8_block")
+UNQUANTISED = ["lm_head", "model.embed_tokens"]
 QUANTISED = re.compile(r"\.(q|k|v|o|gate|up|down)_proj\.weight$")
 E4M3_MAX = 448.0
+BLOCK = 128  # rows and columns that share a scale in fp8_block
 NUMPY_TYPES = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "F8_E4M3": np.uint8}
 
 EPILOG = """\
 variants:
-  outer    transformers' names, experts fused
-  float16  all weights float16 (the expert bias stays float32)
-  float32  all weights float32
-  single   one model.safetensors without an index
-  fp8      per-tensor e4m3 projections with weight_scale = amax / 448, static input_scale, KV scales in
-           kv_cache_scales.safetensors
+  outer        transformers' names, experts fused
+  float16      all weights float16 (the expert bias stays float32)
+  float32      all weights float32
+  single       one model.safetensors without an index
+  fp8          per-tensor e4m3 projections with weight_scale = amax / 448, static input_scale, KV scales in
+               kv_cache_scales.safetensors
+  fp8_dynamic  the same weights without scales of activations or KV
+  fp8_block    e4m3 projections with a weight_scale_inv = amax / 448 for each block of 128 x 128
 
 The largest activations for fp8's input_scale (= maximum / 448) come from --maxima, a JSON object from module names
 without ".weight" ("model.layers.0.self_attn.q_proj") to numbers; modules not in it take --input-max. The same file may
@@ -160,18 +164,44 @@ def scalar(value):
     return Tensor("F32", np.array([value], np.float32))
 
 
-def fp8_form(tensors, args):
-    maxima = json.loads(args.maxima.read_text()) if args.maxima else {}
-    packed, kv_scales = {}, {}
+def e4m3_scales(largest):
+    return (np.maximum(largest, 1e-12) / E4M3_MAX).astype(np.float32)
+
+
+def fp8_dynamic_form(tensors):
+    packed = {}
     for name, tensor in tensors.items():
-        if not QUANTISED.search(name):
-            packed[name] = tensor
-            continue
+        packed[name] = tensor
+        if QUANTISED.search(name):
+            values = tensor.as_float32()
+            scale = e4m3_scales(np.abs(values).max())
+            packed[name] = Tensor("F8_E4M3", to_e4m3(values / scale))
+            packed[name + "_scale"] = scalar(scale)
+    return packed
+
+
+def fp8_block_form(tensors):
+    packed = {}
+    for name, tensor in tensors.items():
+        packed[name] = tensor
+        if QUANTISED.search(name):
+            values = tensor.as_float32()
+            rows, cols = values.shape
+            padded = np.pad(np.abs(values), ((0, -rows % BLOCK), (0, -cols % BLOCK)))
+            blocks = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
+            scales = e4m3_scales(blocks.max(axis=(1, 3)))
+            spread = scales.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)[:rows, :cols]
+            packed[name] = Tensor("F8_E4M3", to_e4m3(values / spread))
+            packed[name + "_scale_inv"] = Tensor("F32", scales)
+    return packed
+
+
+def fp8_static_form(tensors, args):
+    """fp8_dynamic_form(), and scales of activations; the second result are those of K and V."""
+    maxima = json.loads(args.maxima.read_text()) if args.maxima else {}
+    packed, kv_scales = fp8_dynamic_form(tensors), {}
+    for name in filter(QUANTISED.search, tensors):
         module = name.removesuffix(".weight")
-        values = tensor.as_float32()
-        scale = np.float32(max(float(np.abs(values).max()), 1e-12) / E4M3_MAX)
-        packed[name] = Tensor("F8_E4M3", to_e4m3(values / scale))
-        packed[module + ".weight_scale"] = scalar(scale)
         packed[module + ".input_scale"] = scalar(maxima.get(module, args.input_max) / E4M3_MAX)
         found = re.match(r"(.*\.self_attn\.)([kv])_proj\.weight$", name)
         if found:
@@ -189,12 +219,24 @@ def make(name, source, target, tensors, config, args):
         write_folder(source, target, converted(tensors, "F32"), config | {"dtype": "float32"})
     elif name == "single":
         write_folder(source, target, tensors, config, shards=1)
+    elif name == "fp8_dynamic":
+        section = {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": UNQUANTISED}
+        write_folder(source, target, fp8_dynamic_form(tensors), config | {"quantization_config": section})
+    elif name == "fp8_block":
+        section = {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [BLOCK, BLOCK],
+            "modules_to_not_convert": UNQUANTISED,
+        }
+        write_folder(source, target, fp8_block_form(tensors), config | {"quantization_config": section})
     else:
-        packed, kv_scales = fp8_form(tensors, args)
+        packed, kv_scales = fp8_static_form(tensors, args)
         section = {
             "quant_method": "fp8",
             "activation_scheme": "static",
-            "ignored_layers": ["lm_head", "model.embed_tokens"],
+            "ignored_layers": UNQUANTISED,
             "kv_cache_scheme": "static",
         }
         write_folder(source, target, packed, config | {"quantization_config": section})

@@ -7,6 +7,7 @@
 
 #include "weights/bind/float_convert.h"
 #include "weights/checkpoint/checkpoint_testing.h"
+#include "weights/checkpoint/sized_model_testing.h"
 #include "weights/int4_weights.h"
 #include "weights/loader.h"
 #include "weights/w4a8_export.h"
@@ -21,63 +22,14 @@ using testing::TempFolder;
 using testing::TestTensor;
 using testing::TestTensors;
 
-constexpr int64_t kHidden = 256;
-constexpr int64_t kWidth = 128;
-
-// The tiny model with sizes that groups of 128 fit into. Scales are never negative there: weights of both
-// signs are made here.
-std::string config(const std::string& section) {
-    json::Value value = *json::parse(testing::tiny_config());
-    value.set("hidden_size", kHidden);
-    value.set("moe_intermediate_size", kWidth);
-    value.set("expert_hidden_dim", kWidth);
-    if (!section.empty()) {
-        value.set("quantization_config", *json::parse(section));
-    }
-    return json::dump(value);
-}
-
-TestTensor random_tensor(const std::string& name, std::vector<int64_t> shape) {
-    TestTensor tensor = bfloat16_tensor(name, std::move(shape));
-    auto state = static_cast<uint32_t>(std::hash<std::string>{}(name));
-    for (size_t i = 0; i < tensor.bytes.size(); i += 2) {
-        state = state * 1664525U + 1013904223U;
-        const float value =
-            (static_cast<float>(state >> 8 & 0xFFF) + static_cast<float>(state >> 20)) / 4096 - 1;
-        const uint16_t bits = bfloat16_bits(value);
-        std::memcpy(tensor.bytes.data() + i, &bits, 2);
-    }
-    return tensor;
-}
-
-int64_t resized(int64_t extent) {
-    return extent == 8 ? kHidden : extent == 4 ? kWidth : extent == 16 ? 16 : extent;
-}
+constexpr testing::Sizes kSizes{.hidden = 256, .width = 128};
 
 TestTensors float_tensors() {
-    TestTensors tensors;
-    for (const auto& [name, tensor] : testing::tiny_tensors()) {
-        std::vector<int64_t> shape = tensor.shape;
-        const bool attention = name.find("self_attn") != std::string::npos;
-        if (name.ends_with("_norm.weight") && attention) {  // [head_dim]
-        } else if (name.ends_with("eh_proj.weight")) {
-            shape = {kHidden, 2 * kHidden};
-        } else if (attention && name.ends_with("o_proj.weight")) {
-            shape = {kHidden, 16};
-        } else if (attention && name.find("_proj") != std::string::npos) {
-            shape[1] = kHidden;
-        } else if (tensor.dtype == "BF16") {
-            for (int64_t& extent : shape) {
-                extent = resized(extent);
-            }
-        }
-        tensors[name] = tensor.dtype == "BF16" ? random_tensor(name, shape) : tensor;
-    }
-    return tensors;
+    return testing::sized_tensors(kSizes);
 }
 
 Result<LoadedModel> load(const TempFolder& folder, const std::string& section, const TestTensors& tensors) {
-    folder.write("config.json", config(section));
+    folder.write("config.json", testing::sized_config(kSizes, section));
     folder.write("model.safetensors", safetensors_file(tensors));
     return load_model(folder.path());
 }
@@ -326,7 +278,7 @@ TEST(W4a8, other_projections_in_blocks_of_fp8_become_bfloat16) {
     const Exported exported;
     TestTensors tensors = int4_tensors(exported, Form::kTrtLlm);
     const std::string module = "model.layers.1.mlp.shared_mlp.up_proj";
-    tensors[module + ".weight"] = {"F8_E4M3", {kWidth, kHidden}, std::string(kWidth * kHidden, '\x39')};
+    tensors[module + ".weight"] = {"F8_E4M3", {128, 256}, std::string(128 * 256, '\x39')};
     tensors[module + ".weight_scale_inv"] = {"F32", {1, 2}, testing::float_bytes({2.0F, 0.5F})};
     const TempFolder folder;
     const Result<LoadedModel> model = load(folder, kTrtLlmSection, tensors);

@@ -42,6 +42,7 @@ def test_same_weights_in_another_form(variants, ids_file, name, bound):
     assert max(abs(a - b) for a, b in zip(expected, got, strict=True)) <= bound
 
 
-def test_fp8_stays_near(variants, ids_file):
-    expected, got = logprobs(DEMO, ids_file), logprobs(variants / "fp8", ids_file)
+@pytest.mark.parametrize("name", ["fp8", "fp8_dynamic", "fp8_block"])
+def test_fp8_stays_near(variants, ids_file, name):
+    expected, got = logprobs(DEMO, ids_file), logprobs(variants / name, ids_file)
     assert abs(sum(expected) - sum(got)) / len(expected) < 0.2

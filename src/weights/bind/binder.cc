@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "weights/bind/float_convert.h"
 #include "weights/checkpoint/name_map.h"
+#include "weights/fp8_blocks.h"
 
 namespace tessera {
 namespace {
@@ -34,10 +35,11 @@ class Binder {
         return plain(name, {rows, cols});
     }
     LinearWeights linear(const std::string& module, int64_t rows, int64_t cols);
-    // A routed expert's: int4 where the checkpoint's form has such a tensor, else as linear().
+    // A routed expert's: int4 where the checkpoint's form has such a tensor, blocks of e4m3 where activations
+    // are dynamic, else as linear().
     LinearWeights expert_linear(const std::string& module, int64_t rows, int64_t cols);
     // [size], widened to float32 where it is stored smaller.
-    WeightView float_vector(const std::string& name, int64_t size);
+    WeightView float_vector(const std::string& name, int64_t size) { return widened(plain(name, {size})); }
     std::optional<float> scalar(const std::string& name);
     // [count, rows, cols] fused; unquantised only.
     CheckpointTensor* fused(const std::string& name, const Shape& shape);
@@ -53,7 +55,13 @@ class Binder {
   private:
     CheckpointTensor* take(const std::string& name, const Shape& shape);
     CheckpointTensor* take(const std::string& name, const Shape& shape, std::string_view dtype);
+    const CheckpointTensor* fp8_tensor(const std::string& module, int64_t rows, int64_t cols);
+    bool has_blocks(const std::string& module);
+    std::string block_scale_name(const std::string& module) const {
+        return module + (quant_.fp8_blocks ? ".weight_scale_inv" : ".weight_scale");
+    }
     LinearWeights block_linear(const std::string& module, int64_t rows, int64_t cols);
+    const float* block_scales(const std::string& module, int64_t rows, int64_t cols);
     LinearWeights int4(const std::string& codes, const Int4Form& form, int64_t rows, int64_t cols);
     const void* int4_scales(const std::string& name, const Shape& shape);
     void check_zeros(const std::string& name, const Shape& shape);
@@ -61,6 +69,7 @@ class Binder {
     // Scales that the product does not need: by themselves they may be missing or anything finite.
     void pass_over(const std::string& name);
     WeightView plain(const std::string& name, const Shape& shape);
+    WeightView widened(const WeightView& view);  // to float32
     std::optional<DType> dtype_of(const CheckpointTensor& tensor);
     void fail_tensor(const CheckpointTensor& tensor, std::string_view what) {
         fail(invalid_argument(
@@ -130,22 +139,21 @@ WeightView Binder::plain(const std::string& name, const Shape& shape) {
 }
 
 LinearWeights Binder::linear(const std::string& module, int64_t rows, int64_t cols) {
-    const std::string name = module + ".weight";
-    if (quant_.fp8_blocks && has(module + ".weight_scale_inv")) {
-        return block_linear(module, rows, cols);
+    if (has_blocks(module)) {
+        // Activations are not quantised here: all but the experts is computed in bfloat16.
+        const LinearWeights blocks = block_linear(module, rows, cols);
+        if (!ok()) {
+            return {};
+        }
+        std::byte* wide = checkpoint_.allocate(static_cast<size_t>(rows * cols) * 2);
+        fp8_blocks_to_bf16(blocks, reinterpret_cast<uint16_t*>(wide));
+        return {.weight = {wide, DType::kBFloat16, rows, cols}};
     }
     if (!quant_.quantises(module)) {
-        return {.weight = plain(name, {rows, cols})};
+        return {.weight = plain(module + ".weight", {rows, cols})};
     }
-    const CheckpointTensor* tensor = take(name, {rows, cols});
+    const CheckpointTensor* tensor = fp8_tensor(module, rows, cols);
     if (tensor == nullptr) {
-        return {};
-    }
-    if (tensor->entry.dtype != "F8_E4M3") {
-        fail_tensor(
-            *tensor,
-            fmt::format("is {}, but quantization_config makes it F8_E4M3 (ignored_layers does not list {})",
-                        tensor->entry.dtype, module));
         return {};
     }
     LinearWeights linear;
@@ -155,27 +163,62 @@ LinearWeights Binder::linear(const std::string& module, int64_t rows, int64_t co
     return linear;
 }
 
-// e4m3 with a scale for each 128 x 128 block, as bfloat16: its activations are not quantised.
+const CheckpointTensor* Binder::fp8_tensor(const std::string& module, int64_t rows, int64_t cols) {
+    const CheckpointTensor* tensor = take(module + ".weight", {rows, cols});
+    if (tensor != nullptr && tensor->entry.dtype != "F8_E4M3") {
+        const std::string why =
+            quant_.quantises(module)
+                ? fmt::format("quantization_config makes it F8_E4M3 (ignored_layers does not list {})",
+                              module)
+                : "the scales beside it make it F8_E4M3";
+        fail_tensor(*tensor, fmt::format("is {}, but {}", tensor->entry.dtype, why));
+        return nullptr;
+    }
+    return tensor;
+}
+
+// Whether the module is e4m3 without a static scale for its input: what the format makes it, or what its
+// scales do (eh_proj; projections beside int4 experts).
+bool Binder::has_blocks(const std::string& module) {
+    return (quant_.dynamic_inputs || quant_.fp8_blocks) &&
+           (quant_.quantises(module) || has(block_scale_name(module)));
+}
+
 LinearWeights Binder::block_linear(const std::string& module, int64_t rows, int64_t cols) {
-    constexpr int64_t kBlock = 128;
-    const CheckpointTensor* tensor = take(module + ".weight", {rows, cols}, "F8_E4M3");
-    const CheckpointTensor* scales = take(
-        module + ".weight_scale_inv", {(rows + kBlock - 1) / kBlock, (cols + kBlock - 1) / kBlock}, "F32");
+    const CheckpointTensor* tensor = fp8_tensor(module, rows, cols);
+    const float* scales = block_scales(module, rows, cols);
+    pass_over(module + ".input_scale");
     if (tensor == nullptr || scales == nullptr) {
         return {};
     }
-    std::byte* wide = checkpoint_.allocate(static_cast<size_t>(rows * cols) * 2);
-    for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < cols; ++c) {
-            float scale = 0;
-            const int64_t block = r / kBlock * scales->entry.shape[1] + c / kBlock;
-            std::memcpy(&scale, scales->data + block * 4, 4);
-            const int64_t at = r * cols + c;
-            const uint16_t bits = bfloat16_bits(e4m3_value(static_cast<uint8_t>(tensor->data[at])) * scale);
-            std::memcpy(wide + 2 * at, &bits, 2);
+    return {.weight = {tensor->data, DType::kFloat8E4M3, rows, cols}, .blocks = Fp8Blocks{scales}};
+}
+
+// [ceil(rows / 128), ceil(cols / 128)]; all the same where the tensor has one scale.
+const float* Binder::block_scales(const std::string& module, int64_t rows, int64_t cols) {
+    const Shape shape{(rows + kFp8Block - 1) / kFp8Block, (cols + kFp8Block - 1) / kFp8Block};
+    const int64_t count = shape[0] * shape[1];
+    const std::string name = block_scale_name(module);
+    if (!quant_.fp8_blocks) {
+        const std::optional<float> scale = scalar(name);
+        if (!scale) {
+            return nullptr;
+        }
+        auto* copies =
+            reinterpret_cast<float*>(checkpoint_.allocate(static_cast<size_t>(count) * sizeof(float)));
+        std::fill_n(copies, count, *scale);
+        return copies;
+    }
+    const auto* scales = static_cast<const float*>(widened(plain(name, shape)).data);
+    for (int64_t i = 0; scales != nullptr && i < count; ++i) {
+        if (!std::isfinite(scales[i]) || scales[i] <= 0) {
+            fail_tensor(
+                *checkpoint_.find(name),
+                fmt::format("is {} at element {}; a scale must be positive and finite", scales[i], i));
+            return nullptr;
         }
     }
-    return {.weight = {wide, DType::kBFloat16, rows, cols}};
+    return scales;
 }
 
 // Whether packed words hold codes + 8 or two's complement depends on who wrote them. Codes gather around
@@ -289,6 +332,9 @@ LinearWeights Binder::expert_linear(const std::string& module, int64_t rows, int
         const void* scales = int4_scales(module + ".weight_scale", {rows, groups});
         return int4(module + ".weight", {Int4Layout::kRowPairs, scales}, rows, cols);
     }
+    if (quant_.dynamic_inputs && has_blocks(module)) {
+        return block_linear(module, rows, cols);
+    }
     return linear(module, rows, cols);
 }
 
@@ -319,14 +365,14 @@ std::optional<float> Binder::scalar(const std::string& name) {
     return value;
 }
 
-WeightView Binder::float_vector(const std::string& name, int64_t size) {
-    WeightView view = plain(name, {size});
+WeightView Binder::widened(const WeightView& view) {
     if (view.data == nullptr || view.dtype == DType::kFloat32) {
         return view;
     }
-    auto* wide = reinterpret_cast<float*>(checkpoint_.allocate(static_cast<size_t>(size) * sizeof(float)));
+    const auto bytes = static_cast<size_t>(view.rows * view.cols) * sizeof(float);
+    auto* wide = reinterpret_cast<float*>(checkpoint_.allocate(bytes));
     widen(view, wide);
-    return {wide, DType::kFloat32, 1, size};
+    return {wide, DType::kFloat32, view.rows, view.cols};
 }
 
 CheckpointTensor* Binder::fused(const std::string& name, const Shape& shape) {

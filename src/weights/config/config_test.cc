@@ -264,6 +264,21 @@ TEST(QuantConfig, OfficialFormat) {
     EXPECT_FALSE(quant->quantises("model.layers.1.mlp.router.gate"));
 }
 
+TEST(QuantConfig, DynamicActivations) {
+    const Result<QuantConfig> tensor = quant_of(R"({"quant_method": "fp8", "activation_scheme": "dynamic"})");
+    ASSERT_TRUE(tensor.ok()) << tensor.status().message();
+    EXPECT_TRUE(tensor->fp8 && tensor->dynamic_inputs);
+    EXPECT_FALSE(tensor->fp8_blocks);
+    const Result<QuantConfig> blocks =
+        quant_of(R"({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+                     "weight_block_size": [128, 128], "modules_to_not_convert": ["model.layers.0.mlp.up_proj"]})");
+    ASSERT_TRUE(blocks.ok()) << blocks.status().message();
+    EXPECT_TRUE(blocks->fp8 && blocks->dynamic_inputs && blocks->fp8_blocks);
+    EXPECT_FALSE(blocks->quantises("model.layers.0.mlp.up_proj"));
+    EXPECT_TRUE(blocks->quantises("model.layers.0.mlp.down_proj"));
+    EXPECT_FALSE(quant_of(testing::kFp8Section)->dynamic_inputs);
+}
+
 TEST(QuantConfig, IgnoredLayersMatchWholeNames) {
     const Result<QuantConfig> quant = quant_of(R"({"quant_method": "fp8", "activation_scheme": "static",
                      "ignored_layers": ["model.layers.1.mlp.shared_experts.gate_proj", "layers.2.self_attn.q_proj"]})");
@@ -293,10 +308,13 @@ TEST(QuantConfig, RefusesWhatItCannotCompute) {
          "config_groups.a: weights: num_bits is 8"},
         {R"({"quant_method": "modelopt", "quant_algo": "NVFP4"})", "quant_algo"},
         {R"({"quant_method": "fp8"})", "activation_scheme"},
-        {R"({"quant_method": "fp8", "activation_scheme": "dynamic"})", "not implemented"},
-        {R"({"quant_method": "fp8", "activation_scheme": "odd"})", "static"},
+        {R"({"quant_method": "fp8", "activation_scheme": "odd"})", "must be \"static\" or \"dynamic\""},
         {R"({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]})",
-         "block"},
+         "must be absent (weights in blocks have activation_scheme \"dynamic\")"},
+        {R"({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]})",
+         "must be [128,128]"},
+        {R"({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": 128})",
+         "must be [128,128]"},
         {R"({"quant_method": "fp8", "activation_scheme": "static", "fmt": "e5m2"})", "e4m3"},
         {R"({"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": {"a": 1}})",
          "kv_cache_scheme"},

@@ -14,26 +14,6 @@ namespace {
 constexpr std::array<std::string_view, 7> kQuantisedSuffixes = {
     ".q_proj", ".k_proj", ".v_proj", ".o_proj", ".gate_proj", ".up_proj", ".down_proj"};
 
-void check_fp8(FieldReader& fields) {
-    const std::string scheme = fields.text({"activation_scheme"});
-    if (fields.status().ok() && scheme == "dynamic") {
-        fields.fail(
-            unimplemented(fmt::format("{}: activation_scheme is \"dynamic\", which is not implemented; use a "
-                                      "checkpoint with static input scales",
-                                      fields.file())));
-    } else if (fields.status().ok() && scheme != "static") {
-        fields.fail_value("activation_scheme", json::Value(scheme), "\"static\"");
-    }
-    if (const json::Value* block = fields.find("weight_block_size")) {
-        fields.fail_value("weight_block_size", *block,
-                          "absent (weights are scaled per tensor, not per block)");
-    }
-    const json::Value* format = fields.find("fmt");
-    if (format != nullptr && !(format->is_string() && format->as_string() == "e4m3")) {
-        fields.fail_value("fmt", *format, "\"e4m3\"");
-    }
-}
-
 // A member that must be there with this value.
 void require(FieldReader& fields, std::string_view key, const json::Value& value) {
     const json::Value* found = fields.find(key);
@@ -46,6 +26,28 @@ void allow(FieldReader& fields, std::string_view key, const json::Value& value) 
     if (fields.find(key) != nullptr) {
         require(fields, key, value);
     }
+}
+
+void require_blocks(FieldReader& fields) {
+    require(fields, "weight_block_size", json::Value::array({kFp8Block, kFp8Block}));
+}
+
+// The official release, and with dynamic activations two forms of other quantisers.
+void check_fp8(FieldReader& fields, QuantConfig& quant) {
+    const std::string scheme = fields.text({"activation_scheme"});
+    quant.dynamic_inputs = scheme == "dynamic";
+    if (fields.status().ok() && !quant.dynamic_inputs && scheme != "static") {
+        fields.fail_value("activation_scheme", json::Value(scheme), "\"static\" or \"dynamic\"");
+    }
+    if (const json::Value* block = fields.find("weight_block_size")) {
+        quant.fp8_blocks = true;
+        require_blocks(fields);
+        if (!quant.dynamic_inputs) {
+            fields.fail_value("weight_block_size", *block,
+                              "absent (weights in blocks have activation_scheme \"dynamic\")");
+        }
+    }
+    allow(fields, "fmt", "e4m3");
 }
 
 // (a) of AngelSlim and other GPTQ writers.
@@ -68,7 +70,7 @@ void check_trt_llm(FieldReader& fields, QuantConfig& quant) {
     FieldReader inner(*others, fields.file() + ": ignored_quantization_config");
     require(inner, "quant_method", "fp8");
     allow(inner, "fmt", "e4m3");
-    require(inner, "weight_block_size", json::Value::array({128, 128}));
+    require_blocks(inner);
     quant.fp8_blocks = true;
     if (!inner.status().ok()) {
         fields.fail(inner.status());
@@ -129,7 +131,7 @@ void check_method(FieldReader& fields, QuantConfig& quant) {
     }
     if (method == "fp8") {
         quant.fp8 = true;
-        check_fp8(fields);
+        check_fp8(fields, quant);
     } else if (method == "gptq") {
         quant.int4 = Int4Checkpoint::kGptq;
         check_gptq(fields);

@@ -1,5 +1,6 @@
 // quantization_config of config.json, and hf_quant_config.json: the official FP8 release's format (per-tensor
-// e4m3 weights, static scales), and four forms of int4 experts with e4m3 activations.
+// e4m3 weights, static scales), FP8 with dynamic activations (weights per tensor or in blocks), and four
+// forms of int4 experts with e4m3 activations.
 #pragma once
 
 #include <string>
@@ -15,12 +16,14 @@ namespace tessera {
 enum class Int4Checkpoint : uint8_t { kNone, kGptq, kTrtLlm, kCompressedTensors, kModelOpt };
 
 struct QuantConfig {
-    bool fp8 = false;               // every projection that is not ignored is e4m3 with static scales
+    bool fp8 = false;             // every projection that is not ignored is e4m3
+    bool dynamic_inputs = false;  // with fp8: a scale for each token; else each projection has a static one
+    // Projections are e4m3 with a scale for each 128 x 128 block; beside int4 they may be.
+    bool fp8_blocks = false;
     bool static_kv_scales = false;  // kv_cache_scheme "static": every layer must carry k_scale and v_scale
     std::vector<std::string> ignored_layers;  // canonical module names
     // Projections of routed experts may be int4: they are where their packed tensors are.
     Int4Checkpoint int4 = Int4Checkpoint::kNone;
-    bool fp8_blocks = false;  // beside int4: projections may be e4m3 with a scale for each 128 x 128 block
 
     // True when the linear `module` (canonical, without ".weight") must be stored in FP8: q/k/v/o, gate, up
     // and down projections that ignored_layers does not list by their whole name.

@@ -138,7 +138,7 @@ namespace {
 // Some projection of a layer, or an expert, is not of a plain float type.
 bool is_quantised(const ModelWeights& weights) {
     const auto narrow = [](const LinearWeights& linear) {
-        return linear.weight_scale.has_value() || linear.int4.has_value();
+        return linear.weight_scale.has_value() || linear.int4.has_value() || linear.blocks.has_value();
     };
     const auto layer_narrow = [&](const LayerWeights& layer) {
         return narrow(layer.attention.q) ||
