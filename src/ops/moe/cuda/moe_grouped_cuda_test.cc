@@ -1,4 +1,4 @@
-// Routed experts with int4 weights, packed as the engine packs them, beside a bfloat16 shared expert.
+// Routed experts with grouped weights, packed as the engine packs them, beside a bfloat16 shared expert.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,6 +13,7 @@
 #include "ops/common/cuda/device_testing.h"
 #include "ops/moe/cuda/moe_cuda.h"
 #include "ops/moe/w4_layout.h"
+#include "ops/moe/w8_layout.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +24,18 @@ struct Shape {
 
 // [rows, inputs] of random codes, and scales of their groups.
 struct Int4Matrix {
+    static constexpr const char* kName = "int4";
+    static constexpr DType kDType = DType::kInt4;
+    static int64_t unit_bytes(int64_t inputs_count) { return w4_unit_bytes(inputs_count); }
+    // Rows from `first` on of down, or with `up` of gate and up, as a unit.
+    void pack(const Int4Matrix* up, int64_t first, uint8_t* to) const {
+        w4_pack_unit({.weight = source(),
+                      .up = up != nullptr ? up->source() : W4Source{},
+                      .first = first,
+                      .inputs = inputs,
+                      .to = to});
+    }
+
     Int4Matrix(std::mt19937& random, int64_t rows_count, int64_t inputs_count)
         : rows(rows_count), inputs(inputs_count), groups((inputs + 127) / 128) {
         std::uniform_int_distribution<int> code(-8, 7);
@@ -58,6 +71,44 @@ struct Int4Matrix {
     std::vector<uint16_t> scales;
 };
 
+// The same of e4m3, with a scale for each block of 128 x 128.
+struct Fp8Matrix {
+    static constexpr const char* kName = "fp8";
+    static constexpr DType kDType = DType::kFloat8E4M3;
+    static int64_t unit_bytes(int64_t inputs_count) { return w8_unit_bytes(inputs_count); }
+    void pack(const Fp8Matrix* up, int64_t first, uint8_t* to) const {
+        w8_pack_unit({.weight = source(),
+                      .up = up != nullptr ? up->source() : W8Source{},
+                      .first = first,
+                      .inputs = inputs,
+                      .to = to});
+    }
+
+    Fp8Matrix(std::mt19937& random, int64_t rows, int64_t inputs_count)
+        : inputs(inputs_count), groups((inputs + 127) / 128) {
+        std::uniform_real_distribution<float> spread(0.5f, 1.5f);
+        codes = random_values(random, rows * inputs, 8, true).fp8;
+        for (int64_t i = 0; i < (rows + 127) / 128 * groups; ++i) {
+            scales.push_back(spread(random) / (8 * std::sqrt(static_cast<float>(inputs))));
+        }
+    }
+    template <typename T>
+    T dot(int64_t row, const std::vector<T>& x) const {
+        T sum = 0;
+        for (int64_t k = 0; k < inputs; ++k) {
+            const float code = e4m3_to_f32(codes[static_cast<size_t>(row * inputs + k)]);
+            const float scale = scales[static_cast<size_t>(row / 128 * groups + k / 128)];
+            sum += x[static_cast<size_t>(k)] * (static_cast<T>(code) * static_cast<T>(scale));
+        }
+        return sum;
+    }
+    W8Source source() const { return {codes.data(), scales.data()}; }
+
+    int64_t inputs, groups;
+    std::vector<uint8_t> codes;
+    std::vector<float> scales;
+};
+
 template <typename T>
 std::vector<T> quantised(const std::vector<float>& row) {
     float largest = 0;
@@ -78,6 +129,8 @@ T rounded(T value) {
     return sizeof(T) == sizeof(float) ? static_cast<T>(to_bf16(static_cast<double>(value))) : value;
 }
 
+// Matrix: Int4Matrix or Fp8Matrix.
+template <typename Matrix>
 class Case {
   public:
     explicit Case(const Shape& shape)
@@ -87,8 +140,8 @@ class Case {
         const float deviation = 1.0f / std::sqrt(static_cast<float>(s_.hidden));
         shared_gate_up_ = random_values(random_, 2 * s_.shared_width * s_.hidden, deviation, false);
         shared_down_ = random_values(random_, s_.hidden * s_.shared_width, deviation, false);
-        gate_up_units_.resize(static_cast<size_t>(s_.experts * w4_gate_up_bytes(s_.hidden, s_.width)));
-        down_units_.resize(static_cast<size_t>(s_.experts * w4_down_bytes(s_.hidden, s_.width)));
+        gate_up_units_.resize(static_cast<size_t>(s_.experts * gate_up_bytes()));
+        down_units_.resize(static_cast<size_t>(s_.experts * down_bytes()));
         for (int64_t e = 0; e < s_.experts; ++e) {
             gate_.emplace_back(random_, s_.width, s_.hidden);
             up_.emplace_back(random_, s_.width, s_.hidden);
@@ -137,7 +190,8 @@ class Case {
     std::vector<float> run(int64_t tokens, bool graph, bool batch_invariant = false, int calls = 0) const {
         DeviceArena arena;
         Stream stream;
-        const MoeCudaWeights weights = moe_cuda_bind({.dtype = DType::kInt4,
+        const MoeCudaWeights weights = moe_cuda_bind({.dtype = Matrix::kDType,
+                                                      .fp8_blocks = Matrix::kDType == DType::kFloat8E4M3,
                                                       .shared_dtype = DType::kBFloat16,
                                                       .hidden = s_.hidden,
                                                       .experts = s_.experts,
@@ -176,22 +230,18 @@ class Case {
     }
 
   private:
+    // Of an expert.
+    int64_t gate_up_bytes() const { return s_.width / 32 * Matrix::unit_bytes(s_.hidden); }
+    int64_t down_bytes() const { return s_.hidden / 64 * Matrix::unit_bytes(s_.width); }
     void pack(int64_t e) {
-        uint8_t* to = gate_up_units_.data() + e * w4_gate_up_bytes(s_.hidden, s_.width);
         const auto at = static_cast<size_t>(e);
-        for (int64_t first = 0; first < s_.width; first += 32) {
-            w4_pack_unit({.weight = gate_[at].source(),
-                          .up = up_[at].source(),
-                          .first = first,
-                          .inputs = s_.hidden,
-                          .to = to + first / 32 * w4_unit_bytes(s_.hidden)});
+        uint8_t* to = gate_up_units_.data() + e * gate_up_bytes();
+        for (int64_t first = 0; first < s_.width; first += 32, to += Matrix::unit_bytes(s_.hidden)) {
+            gate_[at].pack(&up_[at], first, to);
         }
-        to = down_units_.data() + e * w4_down_bytes(s_.hidden, s_.width);
-        for (int64_t first = 0; first < s_.hidden; first += 64) {
-            w4_pack_unit({.weight = down_[at].source(),
-                          .first = first,
-                          .inputs = s_.width,
-                          .to = to + first / 64 * w4_unit_bytes(s_.width)});
+        to = down_units_.data() + e * down_bytes();
+        for (int64_t first = 0; first < s_.hidden; first += 64, to += Matrix::unit_bytes(s_.width)) {
+            down_[at].pack(nullptr, first, to);
         }
     }
     template <typename T>
@@ -232,23 +282,20 @@ class Case {
     Shape s_;
     std::mt19937 random_;
     TestValues x_, y_, shared_gate_up_, shared_down_;
-    std::vector<Int4Matrix> gate_, up_, down_;
+    std::vector<Matrix> gate_, up_, down_;
     std::vector<uint8_t> gate_up_units_, down_units_;
     std::vector<int32_t> chosen_;
     std::vector<float> weights_;
 };
 
-TEST(MoeW4Cuda, agrees_with_loops_in_double) {
-    for (const Shape& shape :
-         {Shape{1, 256, 8, 4, 128, 128}, Shape{1, 2048, 4, 1, 64, 0}, Shape{7, 384, 4, 2, 192, 0},
-          Shape{8, 128, 16, 8, 320, 64}, Shape{16, 384, 4, 2, 192, 0}, Shape{24, 256, 8, 2, 192, 64},
-          Shape{100, 128, 4, 2, 64, 64}, Shape{130, 256, 2, 1, 320, 0}, Shape{100, 256, 12, 3, 192, 64},
-          Shape{130, 384, 2, 1, 192, 0}, Shape{640, 128, 40, 2, 192, 32}}) {
-        const Case test_case(shape);
-        const std::vector<double> want = test_case.reference<double>();
+template <typename Matrix>
+void expect_agreement(const std::vector<Shape>& shapes) {
+    for (const Shape& shape : shapes) {
+        const Case<Matrix> test_case(shape);
+        const std::vector<double> want = test_case.template reference<double>();
         const double error = relative_error(test_case.run(shape.tokens, false), want);
-        const double plain = relative_error(test_case.reference<float>(), want);
-        std::printf("moe int4 T%d H%d E%d F%d+%d: relative error %.2e, of plain loops %.2e\n",
+        const double plain = relative_error(test_case.template reference<float>(), want);
+        std::printf("moe %s T%d H%d E%d F%d+%d: relative error %.2e, of plain loops %.2e\n", Matrix::kName,
                     static_cast<int>(shape.tokens), static_cast<int>(shape.hidden),
                     static_cast<int>(shape.experts), static_cast<int>(shape.width),
                     static_cast<int>(shape.shared_width), error, plain);
@@ -256,9 +303,27 @@ TEST(MoeW4Cuda, agrees_with_loops_in_double) {
     }
 }
 
+TEST(MoeW4Cuda, agrees_with_loops_in_double) {
+    expect_agreement<Int4Matrix>(
+        {Shape{1, 256, 8, 4, 128, 128}, Shape{1, 2048, 4, 1, 64, 0}, Shape{7, 384, 4, 2, 192, 0},
+         Shape{8, 128, 16, 8, 320, 64}, Shape{16, 384, 4, 2, 192, 0}, Shape{24, 256, 8, 2, 192, 64},
+         Shape{100, 128, 4, 2, 64, 64}, Shape{130, 256, 2, 1, 320, 0}, Shape{100, 256, 12, 3, 192, 64},
+         Shape{130, 384, 2, 1, 192, 0}, Shape{640, 128, 40, 2, 192, 32}});
+}
+
+TEST(MoeW8Cuda, agrees_with_loops_in_double) {
+    expect_agreement<Fp8Matrix>({{1, 256, 8, 4, 128, 128},
+                                 {7, 384, 4, 2, 192, 0},
+                                 {24, 256, 8, 2, 192, 64},
+                                 {100, 128, 4, 2, 64, 64},
+                                 {130, 256, 2, 1, 320, 0},
+                                 {640, 128, 4, 2, 192, 32}});
+}
+
 // Batches of several sizes take tiles of several kinds.
+template <typename Matrix>
 void expect_the_same_bits(int64_t width) {
-    const Case test_case({400, 256, 4, 2, width, 128});
+    const Case<Matrix> test_case({400, 256, 4, 2, width, 128});
     const std::vector<float> all = test_case.run(400, false, true);
     for (const int64_t tokens : {1, 17, 20, 50, 140, 300}) {
         const std::vector<float> some = test_case.run(tokens, true, true);
@@ -269,7 +334,7 @@ void expect_the_same_bits(int64_t width) {
 TEST(MoeW4Cuda, few_tokens_have_the_same_bits_after_any_calls) {
     for (const Shape& shape :
          {Shape{20, 512, 16, 4, 128, 64}, Shape{20, 512, 16, 4, 192, 64}, Shape{20, 512, 4, 2, 192, 64}}) {
-        const Case test_case(shape);
+        const Case<Int4Matrix> test_case(shape);
         for (const int64_t tokens : {1, 2, 8, 16}) {
             const std::vector<float> first = test_case.run(tokens, false);
             for (const int calls : {1, 2, 7}) {
@@ -281,16 +346,21 @@ TEST(MoeW4Cuda, few_tokens_have_the_same_bits_after_any_calls) {
 }
 
 TEST(MoeW4Cuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
-    expect_the_same_bits(128);
+    expect_the_same_bits<Int4Matrix>(128);
 }
 
 // Up to 96 tokens by clusters of two blocks, then by the list of tiles.
 TEST(MoeW4Cuda, with_narrow_experts_too_a_token_has_the_same_bits_in_any_batch) {
-    expect_the_same_bits(192);
+    expect_the_same_bits<Int4Matrix>(192);
 }
 
 TEST(MoeW4Cuda, with_wider_experts_too_a_token_has_the_same_bits_in_any_batch) {
-    expect_the_same_bits(576);
+    expect_the_same_bits<Int4Matrix>(576);
+}
+
+TEST(MoeW8Cuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
+    expect_the_same_bits<Fp8Matrix>(128);
+    expect_the_same_bits<Fp8Matrix>(576);
 }
 
 // Over many inputs the tensor cores' 14 bits move a value of act across a rounding more often than exact
@@ -299,7 +369,7 @@ TEST(MoeW4Cuda, a_batch_of_few_tokens_is_as_exact_as_one_of_many) {
     for (const Shape& shape :
          {Shape{2, 1152, 16, 8, 192, 0}, Shape{8, 2048, 16, 4, 192, 64}, Shape{5, 640, 12, 3, 192, 0},
           Shape{13, 256, 40, 8, 192, 64}, Shape{2, 1152, 16, 8, 128, 0}}) {
-        const Case test_case(shape);
+        const Case<Int4Matrix> test_case(shape);
         const std::vector<double> want = test_case.reference<double>();
         const double few = relative_error(test_case.run(shape.tokens, false), want);
         const double many = relative_error(test_case.run(shape.tokens, false, true), want);
