@@ -11,9 +11,9 @@
 
 #include "device/cuda/blocking_copy.h"
 #include "device/cuda/cuda_check.h"
-#include "model/cuda/int4_experts.h"
 #include "model/cuda/random_fill.h"
 #include "model/cuda/random_weights.h"
+#include "model/device_form/int4_experts.h"
 #include "ops/common/half.h"
 #include "ops/moe/w4_layout.h"
 #include "weights/fp8_blocks.h"

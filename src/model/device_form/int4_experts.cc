@@ -1,4 +1,4 @@
-#include "model/cuda/int4_experts.h"
+#include "model/device_form/int4_experts.h"
 
 #include <algorithm>
 
