@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <span>
 #include <thread>
 
 #include "device/cuda/blocking_copy.h"
@@ -14,6 +12,7 @@
 #include "model/cuda/random_fill.h"
 #include "model/cuda/random_weights.h"
 #include "model/device_form/int4_experts.h"
+#include "model/device_form/router_parts.h"
 #include "ops/common/half.h"
 #include "ops/moe/w4_layout.h"
 #include "weights/fp8_blocks.h"
@@ -127,32 +126,16 @@ class Uploader {
         }
         return reinterpret_cast<const __nv_bfloat16*>(place);
     }
-    // What a float32 view has beyond vector(): null where that is nothing.
-    const __nv_bfloat16* rest(Group group, const WeightView& view) {
-        if (view.dtype != DType::kFloat32 || options_.random_seed.has_value()) {
-            return nullptr;
+    void router(const WeightView& view, DeviceLayer& layer) {
+        if (options_.random_seed.has_value()) {
+            layer.router_high = vector(Group::kSmall, view);
+            return;
         }
-        const auto n = static_cast<size_t>(view.rows * view.cols);
-        const std::span values(static_cast<const float*>(view.data), n);
-        converted_.resize(n);
-        for (size_t i = 0; i < n; ++i) {
-            const float high = bf16_to_f32(f32_to_bf16(values[i]));
-            converted_[i] = f32_to_bf16(std::isfinite(high) ? values[i] - high : 0.0f);
-        }
-        if (std::all_of(converted_.begin(), converted_.end(),
-                        [](uint16_t bits) { return (bits & 0x7FFF) == 0; })) {
-            return nullptr;
-        }
-        std::byte* place = take(group, view.rows * view.cols * 2);
-        copy(place, converted_.data(), view.rows * view.cols * 2);
-        return reinterpret_cast<const __nv_bfloat16*>(place);
+        const RouterParts parts = router_parts(view);
+        layer.router_high = small<__nv_bfloat16>(parts.high);
+        layer.router_low = parts.low.empty() ? nullptr : small<__nv_bfloat16>(parts.low);
     }
-    const float* floats(const std::vector<float>& values) {
-        const auto bytes = static_cast<int64_t>(values.size()) * 4;
-        std::byte* place = take(Group::kSmall, bytes);
-        copy(place, values.data(), bytes);
-        return reinterpret_cast<const float*>(place);
-    }
+    const float* floats(const std::vector<float>& values) { return small<float>(values); }
 
     bool fp8(const LinearWeights& linear) const {
         return linear.weight.dtype == DType::kFloat8E4M3 && linear.input_scale.has_value() &&
@@ -219,6 +202,15 @@ class Uploader {
     }
 
   private:
+    template <typename To, typename From>
+    const To* small(const std::vector<From>& values) {
+        static_assert(sizeof(To) == sizeof(From));
+        const auto bytes = static_cast<int64_t>(values.size() * sizeof(From));
+        std::byte* place = take(Group::kSmall, bytes);
+        copy(place, values.data(), bytes);
+        return reinterpret_cast<const To*>(place);
+    }
+
     const UploadOptions options_;
     std::array<int64_t, kGroupNames.size()> sizes_{};
     std::vector<DeviceBuffer> memory_;
@@ -356,8 +348,7 @@ DeviceLayer bind_layer(const ModelConfig& config, const LayerWeights& weights, U
     layer.v_scale = attention.v_scale;
     layer.is_moe = weights.moe.has_value();
     if (layer.is_moe) {
-        layer.router_high = up.vector(Group::kSmall, weights.moe->router);
-        layer.router_low = up.rest(Group::kSmall, weights.moe->router);
+        up.router(weights.moe->router, layer);
         if (config.router_expert_bias) {
             const auto n = static_cast<size_t>(config.num_experts);
             std::vector<float> bias(n);

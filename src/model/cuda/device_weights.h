@@ -39,7 +39,7 @@ struct DeviceLayer {
     float k_scale = 1;  // of an e4m3 KV cache
     float v_scale = 1;
     bool is_moe = false;
-    const __nv_bfloat16* router_high = nullptr;  // [experts, hidden]: float32 weights in two parts
+    const __nv_bfloat16* router_high = nullptr;  // [experts, hidden]: the weights in two parts
     const __nv_bfloat16* router_low = nullptr;   // null where bfloat16 holds the weights
     const float* expert_bias = nullptr;          // [experts]; null without
     MoeCudaWeights mlp;                          // experts and shared expert, or the dense SwiGLU
