@@ -1,9 +1,9 @@
 // The router on the device: float32-exact logits of bfloat16 activations, then the choice of
 // ops/router_topk/router_topk.h, with the same bits for the same logits.
 //
-// A float32 weight is the sum of two bfloat16, high and low, to 17 bits; products with bfloat16 activations
-// are then exact in the tensor cores, and every few hundred of them are added up in float32. Where the
-// checkpoint's weights are bfloat16, low is zero and left out.
+// A float32 or float16 weight is the sum of two bfloat16, high and low, to 17 bits; products with bfloat16
+// activations are then exact in the tensor cores, and every few hundred of them are added up in float32.
+// Where the checkpoint's weights are bfloat16, low is zero and left out.
 #pragma once
 
 #include <cstddef>

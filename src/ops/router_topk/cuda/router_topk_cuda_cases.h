@@ -20,15 +20,32 @@ struct RouterLogitsCudaSpec {
     bool float32 = false;  // weights of float32, in two parts
     bool deterministic = false;
     bool workspace = true;
+    bool ties = false;  // some experts have equal logits, which any order of the sums gives exactly
 };
 
-// The router's inputs: activations of variance 1, and weights that give logits of about `deviation`.
+// Groups of three or four experts each, which lie anywhere.
+inline std::vector<size_t> tied_groups(int64_t experts, uint64_t seed) {
+    OpRandom random(seed);
+    std::vector<size_t> order(static_cast<size_t>(experts));
+    std::iota(order.begin(), order.end(), size_t{0});
+    for (size_t i = 1; i < order.size(); ++i) {
+        std::swap(order[i], order[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
+    }
+    for (size_t& place : order) {
+        place %= std::max<size_t>(order.size() / 3, 1);
+    }
+    return order;
+}
+
+// The router's inputs: activations of variance 1, and weights that give logits of about `deviation`. With
+// ties small whole numbers, times a power of two.
 class RouterCudaData {
   public:
     RouterCudaData(const CudaCaseData& data, const RouterLogitsCudaSpec& spec, double deviation)
         : spec_(spec),
           random_(data.seed),
-          host_x_(random_bf16(random_, spec.tokens * spec.width, 1.732f)),
+          host_x_(make_x()),
+          host_weight_(make_weights(deviation, data.seed)),
           x_(data.budget, host_x_, data.sets),
           logits_(data.budget, std::vector<float>(static_cast<size_t>(spec.tokens * spec.experts)),
                   data.sets),
@@ -37,14 +54,12 @@ class RouterCudaData {
                                               router_cuda_workspace_bytes(spec.experts, spec.width), 1)),
                                           0xFF),
                      1) {
-        const auto scale = static_cast<float>(deviation * 1.732 / std::sqrt(static_cast<double>(spec.width)));
         std::vector<uint16_t> high;
         std::vector<uint16_t> low;
-        for (int64_t i = 0; i < spec.experts * spec.width; ++i) {
-            const float weight = random_.uniform() * scale;
+        for (float& weight : host_weight_) {
             high.push_back(f32_to_bf16(weight));
             low.push_back(f32_to_bf16(weight - bf16_to_f32(high.back())));
-            host_weight_.push_back(spec.float32 ? weight : bf16_to_f32(high.back()));
+            weight = spec.float32 ? weight : bf16_to_f32(high.back());
         }
         high_ = std::make_unique<DeviceArray<uint16_t>>(data.budget, high, data.sets);
         low_ = std::make_unique<DeviceArray<uint16_t>>(data.budget, low, spec.float32 ? data.sets : 1);
@@ -83,10 +98,10 @@ class RouterCudaData {
         }
         return sum;
     }
-    // Few of many tokens, the last among them, for the reference.
-    std::vector<int64_t> some_tokens() const {
+    // About so many of all tokens, the last among them, for the reference. They lie anywhere in a tile.
+    std::vector<int64_t> some_tokens(int64_t count) const {
         std::vector<int64_t> tokens;
-        for (int64_t t = 0; t < spec_.tokens; t += std::max<int64_t>(1, spec_.tokens / 60)) {
+        for (int64_t t = 0; t < spec_.tokens; t += spec_.tokens / count | 1) {
             tokens.push_back(t);
         }
         tokens.push_back(spec_.tokens - 1);
@@ -94,6 +109,44 @@ class RouterCudaData {
     }
 
   private:
+    std::vector<uint16_t> make_x() {
+        const int64_t count = spec_.tokens * spec_.width;
+        if (!spec_.ties) {
+            return random_bf16(random_, count, 1.732f);
+        }
+        std::vector<uint16_t> x;
+        for (int64_t i = 0; i < count; ++i) {  // of every fifth token zeros: all its logits are equal
+            const int64_t value = i / spec_.width % 5 == 4 ? 0 : random_.below(5) - 2;
+            x.push_back(f32_to_bf16(static_cast<float>(value)));
+        }
+        return x;
+    }
+    std::vector<float> make_weights(double deviation, uint64_t seed) {
+        const auto scale =
+            static_cast<float>(deviation * 1.732 / std::sqrt(static_cast<double>(spec_.width)));
+        std::vector<float> weights;
+        for (int64_t i = 0; i < spec_.experts * spec_.width; ++i) {
+            const float weight = spec_.ties ? tied_weight() : random_.uniform() * scale;
+            weights.push_back(weight);
+        }
+        if (!spec_.ties) {
+            return weights;
+        }
+        // An expert's are those of the one whose number its group has.
+        std::vector<float> tied;
+        for (const size_t group : tied_groups(spec_.experts, seed)) {
+            const auto first = weights.begin() + static_cast<int64_t>(group) * spec_.width;
+            tied.insert(tied.end(), first, first + spec_.width);
+        }
+        return tied;
+    }
+    // Logits of about 1 at a width of 512. The low part, 2^-9 of the high one, has few bits as well.
+    float tied_weight() {
+        const auto high = static_cast<float>(random_.below(9) - 4);
+        const auto low = static_cast<float>(random_.below(9) - 4);
+        return (high + (spec_.float32 ? low * 0x1p-9f : 0.0f)) * 0x1p-6f;
+    }
+
     RouterLogitsCudaSpec spec_;
     OpRandom random_;
     std::vector<uint16_t> host_x_;
@@ -117,7 +170,7 @@ class RouterLogitsCudaCase {
         const std::vector<float> all = data_.logits();
         std::vector<float> got;
         std::vector<float> want;
-        for (const int64_t t : data_.some_tokens()) {
+        for (const int64_t t : data_.some_tokens(60)) {
             for (int64_t e = 0; e < spec_.experts; ++e) {
                 got.push_back(all[static_cast<size_t>(t * spec_.experts + e)]);
                 want.push_back(static_cast<float>(data_.exact_logit(t, e)));
@@ -323,10 +376,11 @@ inline std::vector<CudaOpCase> router_topk_cuda_cases() {
 struct RouterCudaSpec {
     RouterLogitsCudaSpec product;
     int64_t k = 8;
+    bool bias = true;
 };
 
 // Logits and choice together. The chosen experts are those of a float64 reference wherever its last chosen
-// and its first not chosen differ by more than 1e-6.
+// and its first not chosen differ by more than 1e-6, or not at all: then the lower one is chosen.
 class RouterCudaCase {
   public:
     RouterCudaCase(const CudaCaseData& data, const RouterCudaSpec& spec)
@@ -343,7 +397,7 @@ class RouterCudaCase {
     void launch(cudaStream_t stream, int set) { launch(stream, set, spec_.product.tokens); }
     void launch(cudaStream_t stream, int set, int64_t tokens) {
         router_cuda(stream, data_.args(set, tokens),
-                    {.bias = bias_.at(0),
+                    {.bias = spec_.bias ? bias_.at(0) : nullptr,
                      .positions = positions_.at(0),
                      .tokens = tokens,
                      .experts = spec_.product.experts,
@@ -362,7 +416,7 @@ class RouterCudaCase {
         const std::vector<int32_t> chosen = chosen_.download();
         const std::vector<float> weights = weights_.download();
         OpError error;
-        for (const int64_t token : data_.some_tokens()) {
+        for (const int64_t token : data_.some_tokens(500)) {
             const auto first = static_cast<size_t>(token * spec_.k);
             const auto k = static_cast<size_t>(spec_.k);
             error += check_token(token, {chosen.data() + first, k}, {weights.data() + first, k});
@@ -401,8 +455,28 @@ class RouterCudaCase {
     std::vector<float> make_bias(uint64_t seed) const {
         OpRandom random(seed + 1);
         std::vector<float> bias(static_cast<size_t>(spec_.product.experts));
-        random.fill(bias, 0.1f);
-        return bias;
+        random.fill(bias, spec_.bias ? 0.1f : 0.0f);
+        if (!spec_.product.ties) {
+            return bias;
+        }
+        std::vector<float> tied;
+        for (const size_t group : tied_groups(spec_.product.experts, seed)) {
+            tied.push_back(bias[group]);
+        }
+        return tied;
+    }
+    // Whether rounding could decide who is the last chosen. order: the experts by their keys.
+    static bool is_close(const std::vector<double>& key, const std::vector<int32_t>& order, size_t k) {
+        if (k == order.size()) {
+            return false;
+        }
+        const double last = key[static_cast<size_t>(order[k - 1])];
+        const double next = key[static_cast<size_t>(order[k])];
+        const auto near = [last](double other) {
+            const double apart = std::fabs(other - last);
+            return apart > 0 && apart <= 1e-6;
+        };
+        return last == next ? std::any_of(key.begin(), key.end(), near) : near(next);
     }
     // Token 1 is padding.
     std::vector<int32_t> make_positions() const {
@@ -430,8 +504,7 @@ class RouterCudaCase {
             std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
                 return key[static_cast<size_t>(a)] > key[static_cast<size_t>(b)];
             });
-            if (k < experts &&
-                key[static_cast<size_t>(order[k - 1])] - key[static_cast<size_t>(order[k])] <= 1e-6) {
+            if (is_close(key, order, k)) {
                 return {};
             }
             std::sort(order.begin(), order.begin() + static_cast<int64_t>(k));
@@ -464,8 +537,9 @@ inline std::vector<CudaOpCase> router_cuda_cases() {
         const RouterLogitsCudaSpec& p = spec.product;
         const int64_t products = p.float32 ? 2 : 1;
         const int64_t bytes = p.tokens * (p.width * 2 + spec.k * 8) + products * p.experts * p.width * 2;
-        cases.push_back({fmt::format("tokens={} experts={} width={} k={}{}", p.tokens, p.experts, p.width,
-                                     spec.k, p.workspace ? "" : " no workspace"),
+        cases.push_back({fmt::format("tokens={} experts={} width={} k={}{}{}{}", p.tokens, p.experts, p.width,
+                                     spec.k, p.workspace ? "" : " no workspace", p.ties ? " ties" : "",
+                                     spec.bias ? "" : " no bias"),
                          p.float32 ? "float32" : "bfloat16", bench,
                          [=](const CudaCaseData& data) {
                              auto run = std::make_shared<RouterCudaCase>(data, spec);
@@ -492,10 +566,23 @@ inline std::vector<CudaOpCase> router_cuda_cases() {
         for (const int64_t tokens : {40, 600}) {
             add({{tokens, 192, 640, float32, false, /*workspace=*/false}, 8}, false);
         }
+        for (const int64_t tokens : {4097, 6000}) {
+            add({{tokens, 192, 1088, float32}, 8}, false);
+        }
+        // Each kernel that chooses in one launch with the product, and those that do not.
+        for (const int64_t tokens : {9, 100, 500, 1000, 2000, 2500, 4200}) {
+            for (const bool bias : {false, true}) {
+                add({{.tokens = tokens, .experts = 192, .width = 512, .float32 = float32, .ties = true},
+                     8,
+                     bias},
+                    false);
+            }
+        }
         for (const int64_t tokens : {1, 8, 64, 128, 512, 1024, 2048, 4096}) {
             add({{tokens, 192, 4096, float32}, 8}, true);
         }
     }
+    add({{65536, 192, 512}, 8}, false);
     return cases;
 }
 
