@@ -195,6 +195,16 @@ TEST_F(HyModelTest, WeightDtypesThatMeanTheSameGiveTheSameBits) {
     EXPECT_EQ(run_alone(tokens, 40), bf16);
 }
 
+// Routed and shared experts are added in float32 whether the checkpoint asks for it or not.
+TEST_F(HyModelTest, Fp32CombineChangesNoBit) {
+    const std::vector<TokenId> tokens = random_tokens(20, tiny_.config.vocab_size, 6);
+    open({});
+    const Outputs without = run_alone(tokens, 7);
+    tiny_.config.moe_fp32_combine = true;
+    open({});
+    EXPECT_TRUE(run_alone(tokens, 7) == without);
+}
+
 TEST_F(HyModelTest, Fp8EmulationIsCloseToWeightOnlyAndDiffers) {
     tiny_ = TinyModel({.dtype = DType::kFloat8E4M3});
     const std::vector<TokenId> tokens = random_tokens(40, tiny_.config.vocab_size, 4);

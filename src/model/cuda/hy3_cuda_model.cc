@@ -11,6 +11,7 @@
 #include "model/cuda/device_forward.h"
 #include "ops/attention/cuda/attention_cuda.h"
 #include "ops/common/half.h"
+#include "ops/moe/cuda/moe_cuda.h"
 #include "ops/router_topk/cuda/router_topk_cuda.h"
 
 namespace tessera {
@@ -56,6 +57,14 @@ Status supported(const ModelConfig& config, const CudaModelOptions& options) {
     if (config.num_experts_per_token > std::min(config.num_experts, kRouterCudaChosenMax)) {
         return refuse("num_experts_per_tok", config.num_experts_per_token,
                       fmt::format("at most {}", std::min(config.num_experts, kRouterCudaChosenMax)));
+    }
+    if (config.moe_fp32_combine) {
+        return refuse("enable_moe_fp32_combine", true,
+                      "false: it adds the routed and the shared experts in bfloat16");
+    }
+    if (options.model.tokens_max > kMoeCudaTokensMax) {
+        return refuse("the number of tokens in a step (--max-num-batched-tokens)", options.model.tokens_max,
+                      fmt::format("at most {}", kMoeCudaTokensMax));
     }
     const DType kv = options.model.kv_dtype;
     if (kv != DType::kBFloat16 && kv != DType::kFloat8E4M3) {

@@ -2,7 +2,7 @@
 // experts it is a dense SwiGLU layer.
 //
 // A token's sum starts at zero, adds its experts in ascending order and the shared expert last, and is then
-// added to y: its bits depend on neither the batch nor the threads.
+// added to y, all in float32: its bits depend on neither the batch nor the threads.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,8 @@ int64_t moe_cuda_workspace_bytes(const MoeCudaTensors& tensors, int64_t tokens_m
 }
 
 void moe_cuda(cudaStream_t stream, const MoeCudaArgs& whole_args) {
-    check(whole_args.sm_count >= 1, "moe: needs the device's number of multiprocessors");
+    check(whole_args.tokens <= kMoeCudaTokensMax && whole_args.sm_count >= 1,
+          "moe: needs at most 65535 tokens, and the device's number of multiprocessors");
     if (whole_args.tokens == 0) {
         return;
     }

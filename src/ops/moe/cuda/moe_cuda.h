@@ -80,15 +80,19 @@ struct MoeCudaWeights {
 // expert, hidden a multiple of 128 and at most 8,192, width a multiple of 64 and at most 2,048.
 MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors);
 
+inline constexpr int64_t kMoeCudaTokensMax = 65535;  // a row of blocks each
+
 struct MoeCudaArgs {
     const MoeCudaWeights* weights = nullptr;
     const void* x = nullptr;  // [tokens, hidden] bfloat16
     // [tokens, hidden] e4m3(x / input_scale), of a dense layer e4m3(x / shared_input_scale), as rms_norm_cuda
     // makes it; null: made here. fp8 weights only, not grouped ones.
     const uint8_t* x8 = nullptr;
-    int64_t tokens = 0;                     // 0: nothing is done
-    int64_t k = 0;                          // 0 in a dense layer
-    const int32_t* chosen = nullptr;        // [tokens, k] expert ids; an id < 0 counts for nothing (padding)
+    int64_t tokens = 0;  // 0 .. kMoeCudaTokensMax
+    int64_t k = 0;       // 0 in a dense layer
+    // [tokens, k]: ids of the experts that are here. Any other id, below 0 or from `experts` on, counts for
+    // nothing: padding, or an expert of another rank, whose ids are the layer's less this rank's first.
+    const int32_t* chosen = nullptr;
     const float* expert_weights = nullptr;  // [tokens, k]
     void* y = nullptr;                      // [tokens, hidden] bfloat16
     // moe_cuda_workspace_bytes(), 256-byte aligned; one call at a time. All bytes are 0xFF before the first
