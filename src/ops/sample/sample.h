@@ -19,6 +19,11 @@
 // ids by its own best token, and the tiles' sums, brought to the row's best, against each other. Their sum is
 // what top_p is a share of; and where nothing at all is cut, the first fraction chooses a tile, the second a
 // token of it.
+//
+// Drafts. An MTP layer drafts its best token, with certainty, so rejection sampling comes down to this
+// operator: a row for each position, with the history and position that it has if the drafts before it are
+// right; a draft is accepted where the token drawn equals it, else that token is made in its place, and the
+// rows after it do not count. Both ways the token has the row's distribution.
 #pragma once
 
 #include <array>

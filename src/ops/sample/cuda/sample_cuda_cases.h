@@ -10,6 +10,7 @@
 #include "ops/sample/cuda/sample_cuda.h"
 #include "ops/sample/cuda/sample_few.h"
 #include "ops/sample/sample_cases.h"
+#include "ops/sample/sample_distribution.h"
 
 namespace tessera {
 
@@ -57,11 +58,15 @@ class SampleCudaCase {
     }
     void launch(cudaStream_t stream, int set) { sample_cuda(stream, args(set)); }
 
-    OpError check(cudaStream_t stream) {
-        d_slots_->upload(slots_);
+    // Takes the histories back to what they were.
+    void reset_histories() {
         d_counts_->upload(counts_);
         d_output_seen_->upload(output_seen_);
         d_output_often_->upload(output_often_);
+    }
+    OpError check(cudaStream_t stream) {
+        d_slots_->upload(slots_);
+        reset_histories();
         d_last_->poison();
         d_results_->poison();
         launch(stream, 0);
@@ -252,6 +257,18 @@ inline void add_mixed_cases(std::vector<CudaOpCase>& cases, int64_t vocab, int64
     }
 }
 
+inline void add_rows_of_all_kinds(std::vector<CudaOpCase>& cases) {
+    for (const int64_t vocab : {1, 5, 31, 64, 1000, 4096, 262144, 400000}) {
+        add_mixed_cases(cases, vocab, vocab > 5000 ? 10 : 100, {0.0f, 0.5f, 5.0f, 40.0f});
+    }
+    for (const int64_t vocab : {kSampleKindsFewIds, kSampleKindsManyIds}) {
+        const auto rows = static_cast<int64_t>(sample_kinds(vocab).size());
+        cases.push_back(
+            sample_cuda_case({"every kind", vocab, rows, kSampleKindsSpread, edit_to_kinds(vocab)}, false));
+    }
+    cases.push_back(sample_cuda_case({"many rows", 1500, 4000, 5, edit_everything}, false));
+}
+
 inline std::vector<CudaOpCase> sample_cuda_cases() {
     const auto greedy = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0; };
     const auto plain = [](SampleRowArgs& row, OpRandom&, SampleCase&) { row.temperature = 0.9f; };
@@ -314,10 +331,7 @@ inline std::vector<CudaOpCase> sample_cuda_cases() {
         cases.push_back(sample_cuda_case({"the best are neighbours", vocab, 30, 12, crowded}, false));
         cases.push_back(sample_cuda_case({"penalties top_k=50 top_p=0.9", vocab, 30, 1, whole}, false));
     }
-    for (const int64_t vocab : {1, 5, 31, 64, 1000, 4096, 262144, 400000}) {
-        add_mixed_cases(cases, vocab, vocab > 5000 ? 10 : 100, {0.0f, 0.5f, 5.0f, 40.0f});
-    }
-    cases.push_back(sample_cuda_case({"many rows", 1500, 4000, 5, edit_everything}, false));
+    add_rows_of_all_kinds(cases);
     cases.push_back(sample_cuda_case({"everything", 120832, 48, 5, edit_everything}, true));
     return cases;
 }

@@ -74,6 +74,48 @@ TEST_F(SampleCuda, StepsOfOneGraphFollowTheReference) {
     }
 }
 
+// Rows of all kinds beside each other, at one output position after the other: all in one launch, and in
+// launches for few rows. Each time with the histories of the begin, so that a row has one distribution.
+TEST_F(SampleCuda, DrawsOfEveryKindOfRowFollowTheRules) {
+    constexpr int kDraws = 5000;
+    for (const int64_t vocab : {kSampleKindsFewIds, kSampleKindsManyIds}) {
+        host_ = sample_kinds_case(vocab);
+        SampleCudaCase data({budget_}, host_);
+        for (SampleSlot& slot : data.host_slots()) {  // stop ids stay masked
+            slot.min_tokens = slot.stop_count > 0 ? slot.outputs + kDraws : 0;
+        }
+        data.slots().upload(data.host_slots());
+        const SampleCudaArgs all = data.args(0);
+        const auto rows = static_cast<size_t>(all.rows);
+        std::vector<std::vector<int64_t>> counts(rows, std::vector<int64_t>(static_cast<size_t>(vocab)));
+        for (int n = 0; n < kDraws; ++n) {
+            data.reset_histories();
+            const int64_t some = n % 2 == 0 ? all.rows : kSampleFewRows;
+            for (int64_t first = 0; first < all.rows; first += some) {
+                SampleCudaArgs args = all;
+                args.rows = std::min(some, all.rows - first);
+                args.logits += first * vocab;
+                args.row_slots += first;
+                args.allowed += first * ((vocab + 31) / 32);
+                args.results += first;
+                sample_cuda(stream_.get(), args);
+            }
+            const std::vector<SampleRowResult> got = data.results();
+            for (size_t r = 0; r < rows; ++r) {
+                ASSERT_EQ(got[r].error, SampleError::kNone) << "row " << r << " of " << vocab << " ids";
+                ++counts[r][static_cast<size_t>(got[r].token)];
+            }
+        }
+        const std::vector<SampleKind> kinds = sample_kinds(vocab);
+        for (size_t r = 0; r < rows; ++r) {
+            const ChiSquare result = chi_square(counts[r], expected_distribution(host_->rows()[r], vocab));
+            EXPECT_TRUE(result.plausible()) << kinds[r].name() << ": " << result.statistic << " of "
+                                            << result.degrees << ", " << result.outside << " outside";
+        }
+        EXPECT_EQ(data.slots().download()[0].outputs, data.host_slots()[0].outputs + kDraws);
+    }
+}
+
 TEST_F(SampleCuda, ARowWithNaNFailsAlone) {
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
