@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
-#include "ops/cuda/cuda_case.h"
+#include "ops/cuda/value_range.h"
 #include "ops/rms_norm/cuda/rms_norm_cuda.h"
 
 namespace tessera {
@@ -17,7 +17,34 @@ struct RmsNormCudaSpec {
     bool bf16 = true;        // the bfloat16 output
     bool row_scale = false;  // an FP8 scale for each row
     bool pick = false;       // every second row, backwards, and one passed over
+    bool near_zero = false;  // rows that are small beside a large epsilon, and one of zeros
 };
+
+// A bfloat16's place among all of them in order; both zeros have one.
+inline int32_t bf16_place(uint16_t bits) {
+    const int32_t magnitude = bits & 0x7FFF;
+    return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+// Elementwise, against float64: at most `units` bfloat16 numbers away. NaN: nobody writes it.
+inline OpError compare_bf16_units(std::span<const uint16_t> got, std::span<const double> want,
+                                  int32_t units) {
+    OpError error;
+    error.compared = static_cast<int64_t>(want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+        const float g = bf16_to_f32(got[i]);
+        if (std::isnan(g) || std::isnan(want[i])) {
+            error.mismatches += std::isnan(g) && std::isnan(want[i]) ? 0 : 1;
+            continue;
+        }
+        const double difference = std::fabs(static_cast<double>(g) - want[i]);
+        error.max_abs = std::fmax(error.max_abs, difference);
+        error.max_rel = std::fmax(error.max_rel, difference / std::fmax(std::fabs(want[i]), 1e-6));
+        const uint16_t nearest = f32_to_bf16(static_cast<float>(want[i]));
+        error.mismatches += std::abs(bf16_place(got[i]) - bf16_place(nearest)) <= units ? 0 : 1;
+    }
+    return error;
+}
 
 class RmsNormCudaCase {
   public:
@@ -25,8 +52,8 @@ class RmsNormCudaCase {
         : spec_(spec),
           random_(data.seed),
           x_rows_(spec.pick ? 2 * spec.rows : spec.rows),
-          host_x_(random_bf16(random_, x_rows_ * spec.width, 3)),
-          host_add_(random_bf16(random_, x_rows_ * spec.width)),
+          host_x_(random_rows(spec.near_zero ? 0.03f : 3)),
+          host_add_(random_rows(spec.near_zero ? 0.01f : 1)),
           host_weight_(random_bf16(random_, spec.width, 2)),
           host_rows_(picked()),
           x_(data.budget, host_x_, data.sets),
@@ -53,7 +80,7 @@ class RmsNormCudaCase {
                        .y8_row_scale = spec_.row_scale ? row_scale_.at(set) : nullptr,
                        .rows = spec_.rows,
                        .width = spec_.width,
-                       .eps = 1e-5f});
+                       .eps = eps()});
     }
     OpError check(cudaStream_t stream) {
         x_.upload(host_x_);
@@ -61,17 +88,25 @@ class RmsNormCudaCase {
         y8_.poison();
         row_scale_.poison();
         launch(stream, 0);
-        std::vector<float> x = widen_bf16(host_x_);
-        std::vector<float> y(static_cast<size_t>(spec_.rows * spec_.width), NAN);
-        reference(x, y);
-        OpError error = compare_close(widen_bf16(x_.download()), x, 0, 0);
-        const std::vector<float> got = widen_bf16(y_.download());
+        const int64_t count = spec_.rows * spec_.width;
+        Expected want{.x = widen_bf16(host_x_),
+                      .y = std::vector<double>(static_cast<size_t>(count), NAN),
+                      .y8 = OutputRange(count, kE4m3LastPlace),
+                      .scales = OutputRange(spec_.rows, kScaleLastPlace)};
+        reference(want);
+        OpError error = compare_close(widen_bf16(x_.download()), want.x, 0, 0);
+        const std::vector<uint16_t> y = y_.download();
         if (spec_.bf16) {
-            // Two roundings to bfloat16, each of which may fall the other way by up to 1 part in 128.
-            error += compare_close(got, y, 0, 0.0157);
+            error += compare_bf16_units(y, want.y, 2);
         }
         if (spec_.fp8) {
-            error += check_fp8(spec_.bf16 ? got : y);
+            error += compare_range(widen_e4m3(y8_.download()), want.y8);
+        }
+        if (spec_.row_scale) {
+            error += compare_range(row_scale_.download(), want.scales);
+        }
+        if (spec_.fp8 && spec_.bf16) {
+            error += check_fp8(widen_bf16(y));
         }
         return error;
     }
@@ -79,29 +114,26 @@ class RmsNormCudaCase {
   private:
     static constexpr float kScale = 0.013f;
 
-    // Exact where y is the device's own; its roundings may fall the other way where y is the reference's.
-    OpError check_fp8(std::vector<float> y) const {
-        OpError error;
-        const std::vector<float> scales = row_scale_.download();
-        for (int64_t r = 0; r < spec_.rows; ++r) {
-            float largest = 0;
-            const auto row =
-                std::span(y).subspan(static_cast<size_t>(r * spec_.width), static_cast<size_t>(spec_.width));
-            for (const float value : row) {
-                largest = std::fmax(largest, std::fabs(value));
-            }
-            float scale = kScale;
-            if (spec_.row_scale && !std::isnan(row[0])) {
-                scale = scales[static_cast<size_t>(r)];
-                const float want = largest / 448;
-                error += compare_close({&scale, 1}, {&want, 1}, 0, spec_.bf16 ? 1e-6 : 0.0157);
-            }
-            for (float& value : row) {
-                value = std::isnan(value) ? value : round_to_e4m3(value / scale);
-            }
+    // Of the factor of a norm: the sum of at most 16,384 squares, a lane's share one after the other, rsqrtf
+    // and a product.
+    static constexpr double kNormError = 3e-6;
+
+    float eps() const { return spec_.near_zero ? 1e-2f : 1e-5f; }
+    std::vector<uint16_t> random_rows(float spread) {
+        std::vector<uint16_t> out = random_bf16(random_, x_rows_ * spec_.width, spread);
+        if (spec_.near_zero) {
+            std::fill_n(out.end() - spec_.width, spec_.width, uint16_t{0});
         }
-        error += compare_close(widen_e4m3(y8_.download()), y, spec_.bf16 ? 0 : 0.002, spec_.bf16 ? 0 : 0.126);
-        return error;
+        return out;
+    }
+    // What the codes are of the device's own y and scales, exactly.
+    OpError check_fp8(std::vector<float> y) const {
+        const std::vector<float> scales = row_scale_.download();
+        for (size_t i = 0; i < y.size(); ++i) {
+            const float scale = spec_.row_scale ? scales[i / static_cast<size_t>(spec_.width)] : kScale;
+            y[i] = std::isnan(y[i]) ? y[i] : round_to_e4m3(y[i] / scale);
+        }
+        return compare_close(widen_e4m3(y8_.download()), y, 0, 0);
     }
     std::vector<int32_t> picked() const {
         std::vector<int32_t> out;
@@ -110,29 +142,48 @@ class RmsNormCudaCase {
         }
         return out;
     }
-    void reference(std::vector<float>& x, std::vector<float>& y) const {
-        for (int64_t r = 0; r < spec_.rows; ++r) {
-            const int64_t from = spec_.pick ? host_rows_[static_cast<size_t>(r)] : r;
+    struct Expected {
+        std::vector<float> x;
+        std::vector<double> y;  // never rounded
+        OutputRange y8, scales;
+    };
+    void reference(Expected& want) const {
+        const auto width = static_cast<size_t>(spec_.width);
+        const std::vector<float> weight = widen_bf16(host_weight_);
+        for (size_t r = 0; r < static_cast<size_t>(spec_.rows); ++r) {
+            const int64_t from = spec_.pick ? host_rows_[r] : static_cast<int64_t>(r);
             if (from < 0) {
                 continue;
             }
-            float* row = x.data() + from * spec_.width;
+            const std::span<float> row(want.x.data() + static_cast<size_t>(from) * width, width);
             double squares = 0;
-            for (int64_t i = 0; i < spec_.width; ++i) {
+            for (size_t i = 0; i < width; ++i) {
                 if (spec_.add) {
-                    row[i] = rounded_bf16(
-                        row[i] + bf16_to_f32(host_add_[static_cast<size_t>(from * spec_.width + i)]));
+                    row[i] =
+                        rounded_bf16(row[i] + bf16_to_f32(host_add_[static_cast<size_t>(from) * width + i]));
                 }
                 squares += static_cast<double>(row[i]) * row[i];
             }
-            const float scale =
-                static_cast<float>(1 / std::sqrt(squares / static_cast<double>(spec_.width) + 1e-5));
-            for (int64_t i = 0; i < spec_.width; ++i) {
-                const float weight = bf16_to_f32(host_weight_[static_cast<size_t>(i)]);
-                y[static_cast<size_t>(r * spec_.width + i)] =
-                    rounded_bf16(rounded_bf16(row[i] * scale) * weight);
+            const double eps = static_cast<double>(this->eps());
+            const double scale = 1 / std::sqrt(squares / static_cast<double>(width) + eps);
+            for (size_t i = 0; i < width; ++i) {
+                want.y[r * width + i] = row[i] * scale * weight[i];
+            }
+            if (spec_.fp8) {
+                reference_fp8(row, weight, static_cast<int64_t>(r), want);
             }
         }
+    }
+    void reference_fp8(std::span<const float> row, std::span<const float> weight, int64_t r,
+                       Expected& want) const {
+        ValueRanges y = exact_ranges(row);
+        range_norm(y, weight, static_cast<double>(eps()), kNormError);
+        const ValueRange scale = spec_.row_scale ? range_scale(y) : ValueRange{kScale, kScale};
+        want.scales.set(r, scale);
+        for (ValueRange& value : y) {
+            value = range_e4m3(value, scale, 0);
+        }
+        want.y8.set(r * spec_.width, y);
     }
 
     RmsNormCudaSpec spec_;
@@ -150,9 +201,10 @@ class RmsNormCudaCase {
 inline CudaOpCase rms_norm_cuda_case(const RmsNormCudaSpec& spec, bool bench) {
     const int64_t bytes =
         spec.rows * spec.width * ((spec.add ? 6 : 2) + (spec.bf16 ? 2 : 0) + (spec.fp8 ? 1 : 0));
-    return {fmt::format("rows={} width={}{}{}{}{}{}", spec.rows, spec.width, spec.add ? " add" : "",
+    return {fmt::format("rows={} width={}{}{}{}{}{}{}", spec.rows, spec.width, spec.add ? " add" : "",
                         spec.fp8 ? " fp8" : "", spec.row_scale ? " row scales" : "",
-                        spec.fp8 && spec.bf16 ? " and bfloat16" : "", spec.pick ? " pick" : ""),
+                        spec.fp8 && spec.bf16 ? " and bfloat16" : "", spec.pick ? " pick" : "",
+                        spec.near_zero ? " near zero" : ""),
             spec.fp8 ? "fp8_e4m3" : "bfloat16", bench,
             [=](const CudaCaseData& data) {
                 auto run = std::make_shared<RmsNormCudaCase>(data, spec);
@@ -170,6 +222,20 @@ inline std::vector<CudaOpCase> rms_norm_cuda_cases() {
                 spec.pick = pick;
                 spec.row_scale = spec.fp8 && pick;
                 cases.push_back(rms_norm_cuda_case(spec, false));
+            }
+        }
+    }
+    for (const int64_t width : {256, 4096, 16384}) {
+        for (const bool bf16 : {false, true}) {
+            for (const bool row_scale : {false, true}) {
+                cases.push_back(rms_norm_cuda_case({.rows = width > 4096 ? 3 : 40,
+                                                    .width = width,
+                                                    .add = row_scale,
+                                                    .fp8 = true,
+                                                    .bf16 = bf16,
+                                                    .row_scale = row_scale,
+                                                    .near_zero = true},
+                                                   false));
             }
         }
     }
