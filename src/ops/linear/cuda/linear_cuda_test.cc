@@ -179,6 +179,47 @@ TEST(LinearCuda, few_rows_have_the_same_bits_in_any_batch_of_few) {
     }
 }
 
+// The own kernel takes up to 64 rows of as many columns as its blocks hold at once; all else is the
+// library's, and so is all with `deterministic`.
+TEST(LinearCuda, few_rows_of_the_projections_are_the_own_kernels_and_the_rest_the_librarys) {
+    using enum LinearCudaConfig;
+    DeviceArena arena;
+    auto* workspace = arena.poisoned<std::byte>(LinearCuda::kWorkspaceBytes);
+    const LinearCuda linear(workspace, LinearCuda::kWorkspaceBytes);
+    const LinearCuda deterministic(workspace, LinearCuda::kWorkspaceBytes, true);
+    struct Product {
+        const char* name;
+        LinearCudaArgs args;
+        LinearCudaConfig few = kSkinny;  // up to 64 rows
+    };
+    const auto* scales = reinterpret_cast<const float*>(workspace);  // not read
+    const DType fp8 = DType::kFloat8E4M3;
+    const DType f32 = DType::kFloat32;
+    const Product products[] = {
+        {"qkv", {.inputs = 4096, .outputs = 10240}},
+        {"qkv fp8", {.inputs = 4096, .outputs = 10240, .dtype = fp8}},
+        {"qkv fp8, column scales",
+         {.inputs = 4096, .outputs = 10240, .dtype = fp8, .column_scale = scales, .row_scale = scales}},
+        {"o", {.inputs = 8192, .outputs = 4096, .accumulate = true}},
+        {"o fp8", {.inputs = 8192, .outputs = 4096, .dtype = fp8, .accumulate = true}},
+        {"the most columns of pairs of blocks", {.inputs = 4096, .outputs = 4224}},
+        {"the most columns", {.inputs = 4096, .outputs = 10560}},
+        {"a block more", {.inputs = 4096, .outputs = 10576}, kLibrary},
+        {"lm_head", {.inputs = 4096, .outputs = 120832, .y_dtype = f32}, kLibrary},
+        {"lm_head fp8", {.inputs = 4096, .outputs = 120832, .dtype = fp8, .y_dtype = f32}, kLibrary},
+        {"to float32", {.inputs = 4096, .outputs = 4096, .y_dtype = f32}},
+        {"onto float32", {.inputs = 4096, .outputs = 4096, .y_dtype = f32, .accumulate = true}, kLibrary}};
+    for (const Product& product : products) {
+        for (const int64_t rows : {1, 16, 64, 65, 2048}) {
+            LinearCudaArgs args = product.args;
+            args.rows = rows;
+            EXPECT_EQ(linear.choose_config(args), rows <= 64 ? product.few : kLibrary)
+                << product.name << ", " << rows << " rows";
+            EXPECT_EQ(deterministic.choose_config(args), kLibrary) << product.name << ", " << rows << " rows";
+        }
+    }
+}
+
 TEST(LinearCuda, quantises_to_the_nearest_e4m3_value) {
     DeviceArena arena;
     std::vector<uint16_t> x;
