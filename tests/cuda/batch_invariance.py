@@ -61,10 +61,10 @@ class Server:
             sys.exit(f"{' '.join(call)}:\n{self.log.read()}")
         self.url = re.search(r"http\S+", line)[0].rstrip("/")
 
-    def complete(self, prompt):
+    def complete(self, prompt, **fields):
         """A completion's token ids and their log-probabilities."""
         body = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "logprobs": TOP, "ignore_eos": True,
-                "return_token_ids": True}
+                "return_token_ids": True, **fields}
         request = urllib.request.Request(
             self.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )

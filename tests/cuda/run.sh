@@ -51,6 +51,7 @@ if [ -n "$quick" ]; then
 fi
 check goldens python3 "$root/tests/cuda/goldens_cuda.py" --binary "$tessera" "${whole[@]}"
 check "batch invariance" python3 "$root/tests/cuda/batch_invariance.py" --binary "$tessera" "${some[@]}"
+check "NaN rows" python3 "$root/tests/cuda/nan_rows.py" --binary "$tessera"
 if python3 -c 'import openai, pytest' 2>/dev/null; then
     check "openai client" env TESSERA_BINARY="$tessera" TESSERA_DEVICE=cuda \
         python3 -m pytest -q "$root/tests/e2e/test_openai_client.py"
