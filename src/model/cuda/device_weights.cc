@@ -11,10 +11,11 @@
 #include "device/cuda/cuda_check.h"
 #include "model/cuda/random_fill.h"
 #include "model/cuda/random_weights.h"
-#include "model/device_form/int4_experts.h"
+#include "model/device_form/grouped_experts.h"
 #include "model/device_form/router_parts.h"
 #include "ops/common/half.h"
 #include "ops/moe/w4_layout.h"
+#include "ops/moe/w8_layout.h"
 #include "weights/fp8_blocks.h"
 
 namespace tessera {
@@ -229,7 +230,7 @@ float gate_up_input(const MlpWeights& mlp) {
 
 // The shared expert's or the dense layer's part of `t`.
 void bind_shared(const MlpWeights& mlp, Uploader& up, MoeCudaTensors& t) {
-    const DType dtype = t.dtype == DType::kInt4 ? t.shared_dtype : t.dtype;
+    const DType dtype = t.grouped() ? t.shared_dtype : t.dtype;
     const bool as_fp8 = dtype == DType::kFloat8E4M3;
     t.shared_width = mlp.gate.weight.rows;
     const int64_t elements = t.shared_width * t.hidden * dtype_size(dtype);
@@ -278,11 +279,12 @@ void bind_experts(const std::vector<MlpWeights>& experts, Uploader& up, MoeCudaT
     }
 }
 
-void bind_int4_experts(const std::vector<MlpWeights>& experts, Uploader& up, MoeCudaTensors& t) {
+// Grouped, as t.dtype and t.fp8_blocks say.
+void bind_grouped_experts(const std::vector<MlpWeights>& experts, Uploader& up, MoeCudaTensors& t) {
     t.experts = static_cast<int64_t>(experts.size());
     t.width = experts.front().gate.weight.rows;
-    const int64_t gate_up_bytes = w4_gate_up_bytes(t.hidden, t.width);
-    const int64_t down_bytes = w4_down_bytes(t.hidden, t.width);
+    const int64_t gate_up_bytes = (t.fp8_blocks ? w8_gate_up_bytes : w4_gate_up_bytes)(t.hidden, t.width);
+    const int64_t down_bytes = (t.fp8_blocks ? w8_down_bytes : w4_down_bytes)(t.hidden, t.width);
     std::byte* gate_up = up.take(Group::kExperts, t.experts * gate_up_bytes);
     std::byte* down = up.take(Group::kExperts, t.experts * down_bytes);
     t.gate_up = gate_up;
@@ -290,9 +292,9 @@ void bind_int4_experts(const std::vector<MlpWeights>& experts, Uploader& up, Moe
     if (gate_up == nullptr) {
         return;
     }
-    PackedInt4Expert packed;
+    PackedExpert packed;
     for (const MlpWeights& expert : experts) {
-        pack_int4_expert(expert, up.threads(), packed);
+        (t.fp8_blocks ? pack_block_expert : pack_int4_expert)(expert, up.threads(), packed);
         up.copy(gate_up, packed.gate_up.data(), gate_up_bytes);
         up.copy(down, packed.down.data(), down_bytes);
         gate_up += gate_up_bytes;
@@ -300,8 +302,8 @@ void bind_int4_experts(const std::vector<MlpWeights>& experts, Uploader& up, Moe
     }
 }
 
-// The experts of a layer share one dtype: int4 or e4m3 when all of them can have it. The shared expert has
-// its own beside int4.
+// The experts of a layer share one dtype: grouped or e4m3 when all of them can have it. The shared expert has
+// its own beside grouped ones.
 MoeCudaTensors bind_mlp(const ModelConfig& config, const LayerWeights& weights, Uploader& up) {
     MoeCudaTensors t;
     t.hidden = config.hidden_size;
@@ -313,10 +315,12 @@ MoeCudaTensors bind_mlp(const ModelConfig& config, const LayerWeights& weights, 
     const MoeWeights& moe = *weights.moe;
     const bool shared = config.num_shared_experts > 0;
     const bool shared_fp8 = !shared || all_fp8(up, moe.shared);
-    if (!up.options().weight_only && int4_experts_fit(moe.experts)) {
-        t.dtype = DType::kInt4;
+    const bool quantises = !up.options().weight_only;
+    t.fp8_blocks = quantises && block_experts_fit(moe.experts);
+    if (t.fp8_blocks || (quantises && int4_experts_fit(moe.experts))) {
+        t.dtype = t.fp8_blocks ? DType::kFloat8E4M3 : DType::kInt4;
         t.shared_dtype = shared && shared_fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
-        bind_int4_experts(moe.experts, up, t);
+        bind_grouped_experts(moe.experts, up, t);
         if (shared) {
             bind_shared(moe.shared, up, t);
         }
