@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The CUDA backend against the reference outputs in tests/golden/data: score, generate, eval and serve on a device; and
-with --fp8 an FP8 and a W4A8 copy, made here by `tessera quantize`, against the bfloat16 model's task sets.
+with --fp8 copies in FP8 and W4A8, made here by `tessera quantize`, and in FP8 with dynamic activations, made by
+tools/make_variants.py, against the bfloat16 model's task sets.
 
 Needs a build of the preset cuda, a device, and NumPy. Exit status 1 when a limit is exceeded.
 """
@@ -178,16 +179,23 @@ def check_eval(tessera, sets, checks, expected=None):
 
 
 def check_quantised(arguments, cases, own, checks):
-    """FP8 with bfloat16 and with e4m3 pages, and int4 experts, beside the engine's own bfloat16 answers."""
-    schemes = {"fp8": (["--calibration", arguments.calibration], ("bfloat16", "fp8")), "w4a8": ([], ("bfloat16",))}
-    for scheme, (flags, all_pages) in schemes.items():
+    """FP8 with bfloat16 and with e4m3 pages, int4 experts, and experts in e4m3 with dynamic activations, beside the
+    engine's own bfloat16 answers."""
+    quantize = [arguments.binary, "quantize", arguments.model]
+    variants = [sys.executable, ROOT / "tools" / "make_variants.py", arguments.model]
+    copies = {
+        "fp8": ([*quantize, "{}/fp8", "--scheme", "fp8", "--calibration", arguments.calibration], ("bfloat16", "fp8")),
+        "w4a8": ([*quantize, "{}/w4a8", "--scheme", "w4a8"], ("bfloat16",)),
+        "fp8_block": ([*variants, "{}", "--only", "fp8_block"], ("bfloat16",)),
+        "fp8_dynamic": ([*variants, "{}", "--only", "fp8_dynamic"], ("bfloat16",)),
+    }
+    for name, (call, all_pages) in copies.items():
         with tempfile.TemporaryDirectory() as folder:
-            model = pathlib.Path(folder) / scheme
-            call = [arguments.binary, "quantize", arguments.model, model, "--scheme", scheme, *flags]
-            subprocess.run(call, check=True, stderr=subprocess.DEVNULL)
+            call = [str(word).replace("{}", folder) for word in call]
+            subprocess.run(call, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             for pages in all_pages:
-                print(f"{scheme} weights, {pages} pages", flush=True)
-                tessera = Tessera(arguments.binary, model, pages)
+                print(f"{name} weights, {pages} pages", flush=True)
+                tessera = Tessera(arguments.binary, pathlib.Path(folder) / name, pages)
                 check_last_positions(tessera, cases, checks, False)
                 check_mtp(tessera, cases, checks, False)
                 check_eval(tessera, list(own), checks, own)
