@@ -1,9 +1,8 @@
 // What the CUDA backend refuses, before it touches a device.
-#include "model/cuda/hy3_cuda_model.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "model/cuda/hy3_cuda_model.h"
 #include "ops/moe/cuda/moe_cuda.h"
 
 namespace tessera {
