@@ -196,6 +196,9 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
         add({"", {129, 2, 1, false, true}, 272, 144, 0, fp8}, fp8, false);
         add({"", {200, 3, 2, true}, 256, 128, 256, fp8}, fp8, false);
         add({"", {300, 16, 4, true}, 256, 192, 192}, fp8, false);
+        add({"", {20, 96, 8}, 256, 384, 384}, fp8, false);  // cuts by two and by four
+        add({"", {33, 48, 8}, 256, 768, 768}, fp8, false);
+        add({"", {150, 48, 8, true}, 128, 384, 0}, fp8, false);
         add({"dense", {33, 0, 0}, 512, 0, 336}, fp8, false);
     }
     // The routed experts of a rank: all; an eighth of each one's width; an eighth of the experts, when all

@@ -226,19 +226,27 @@ CudaOpCase moe_grouped_cuda_case(const MoeGroupedSpec& spec, bool bench) {
 
 inline std::vector<CudaOpCase> moe_w4_cuda_cases() {
     std::vector<CudaOpCase> cases;
-    for (const MoeGroupedSpec& spec :
-         {MoeGroupedSpec{"", {1, 16, 4}, 256, 128}, MoeGroupedSpec{"", {7, 16, 4, true}, 256, 128},
-          MoeGroupedSpec{"", {8, 24, 8}, 1152, 320}, MoeGroupedSpec{"", {16, 6, 4}, 384, 64},
-          MoeGroupedSpec{"", {63, 8, 2}, 384, 192}, MoeGroupedSpec{"", {65, 4, 2}, 256, 320},
-          MoeGroupedSpec{"", {129, 2, 1, false, true}, 640, 64},
-          MoeGroupedSpec{"", {200, 3, 2, true}, 256, 128}, MoeGroupedSpec{"", {300, 4, 2}, 256, 1536},
-          MoeGroupedSpec{"", {100, 24, 4, false, true}, 384, 128},
-          MoeGroupedSpec{"", {40, 24, 4, false, true}, 384, 192}, MoeGroupedSpec{"", {9, 300, 8}, 256, 192},
-          MoeGroupedSpec{"", {150, 24, 4, true, true}, 1152, 192},
-          MoeGroupedSpec{"", {120, 32, 8, true}, 640, 192},
-          MoeGroupedSpec{"", {1024, 192, 8, false, false, true}, 256, 192},
-          MoeGroupedSpec{"", {40, 24, 4, false, true}, 384, 640},
-          MoeGroupedSpec{"", {60, 24, 4, true}, 640, 640}, MoeGroupedSpec{"", {20, 16, 4}, 256, 1088}}) {
+    for (const MoeGroupedSpec& spec : {MoeGroupedSpec{"", {1, 16, 4}, 256, 128},
+                                       MoeGroupedSpec{"", {7, 16, 4, true}, 256, 128},
+                                       MoeGroupedSpec{"", {8, 24, 8}, 1152, 320},
+                                       MoeGroupedSpec{"", {16, 6, 4}, 384, 64},
+                                       MoeGroupedSpec{"", {63, 8, 2}, 384, 192},
+                                       MoeGroupedSpec{"", {65, 4, 2}, 256, 320},
+                                       MoeGroupedSpec{"", {129, 2, 1, false, true}, 640, 64},
+                                       MoeGroupedSpec{"", {200, 3, 2, true}, 256, 128},
+                                       MoeGroupedSpec{"", {300, 4, 2}, 256, 1536},
+                                       MoeGroupedSpec{"", {100, 24, 4, false, true}, 384, 128},
+                                       MoeGroupedSpec{"", {40, 24, 4, false, true}, 384, 192},
+                                       MoeGroupedSpec{"", {9, 300, 8}, 256, 192},
+                                       MoeGroupedSpec{"", {150, 24, 4, true, true}, 1152, 192},
+                                       MoeGroupedSpec{"", {120, 32, 8, true}, 640, 192},
+                                       MoeGroupedSpec{"", {1024, 192, 8, false, false, true}, 256, 192},
+                                       MoeGroupedSpec{"", {40, 24, 4, false, true}, 384, 640},
+                                       MoeGroupedSpec{"", {60, 24, 4, true}, 640, 640},
+                                       MoeGroupedSpec{"", {20, 16, 4}, 256, 1088},
+                                       MoeGroupedSpec{"", {20, 96, 8}, 256, 384},
+                                       MoeGroupedSpec{"", {33, 48, 8}, 256, 768},
+                                       MoeGroupedSpec{"", {150, 48, 8, true}, 128, 384}}) {
         cases.push_back(moe_grouped_cuda_case<W4Noise>(spec, false));
     }
     for (MoeGroupedSpec spec : {MoeGroupedSpec{.name = "whole"}, MoeGroupedSpec{.name = "TP8", .width = 192},
@@ -261,7 +269,8 @@ inline std::vector<CudaOpCase> moe_w8_cuda_cases() {
          {MoeGroupedSpec{"", {1, 16, 4}, 256, 128}, MoeGroupedSpec{"", {7, 16, 4, true}, 256, 128},
           MoeGroupedSpec{"", {63, 8, 2}, 384, 192}, MoeGroupedSpec{"", {65, 4, 2}, 256, 320},
           MoeGroupedSpec{"", {129, 2, 1, false, true}, 640, 64}, MoeGroupedSpec{"", {300, 4, 2}, 256, 1536},
-          MoeGroupedSpec{"", {400, 3, 2, true}, 1152, 576}, MoeGroupedSpec{"", {20, 16, 4}, 256, 1088}}) {
+          MoeGroupedSpec{"", {400, 3, 2, true}, 1152, 576}, MoeGroupedSpec{"", {20, 16, 4}, 256, 1088},
+          MoeGroupedSpec{"", {20, 96, 8}, 256, 384}, MoeGroupedSpec{"", {33, 48, 8}, 256, 768}}) {
         cases.push_back(moe_grouped_cuda_case<W8Noise>(spec, false));
     }
     for (MoeGroupedSpec spec :
