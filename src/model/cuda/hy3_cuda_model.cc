@@ -58,10 +58,6 @@ Status supported(const ModelConfig& config, const CudaModelOptions& options) {
         return refuse("num_experts_per_tok", config.num_experts_per_token,
                       fmt::format("at most {}", std::min(config.num_experts, kRouterCudaChosenMax)));
     }
-    if (config.moe_fp32_combine) {
-        return refuse("enable_moe_fp32_combine", true,
-                      "false: it adds the routed and the shared experts in bfloat16");
-    }
     if (options.model.tokens_max > kMoeCudaTokensMax) {
         return refuse("the number of tokens in a step (--max-num-batched-tokens)", options.model.tokens_max,
                       fmt::format("at most {}", kMoeCudaTokensMax));

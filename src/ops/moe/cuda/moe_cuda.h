@@ -15,9 +15,10 @@
 // (narrow_few_w4.cuh).
 //
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
-// each round to bfloat16. A token adds its experts in the order of `chosen` (ascending ids); narrow
-// int4 experts of up to 16 tokens may be added in another. With batch_invariant the order is always that, and
-// a token's bits do not depend on the batch. The ids of a token differ from each other.
+// each round to bfloat16 (a float32 sum of the two bfloat16 outputs, rounded, is the same). A token adds its
+// experts in the order of `chosen` (ascending ids); narrow int4 experts of up to 16 tokens may be added in
+// another. With batch_invariant the order is always that, and a token's bits do not depend on the batch. The
+// ids of a token differ from each other.
 #pragma once
 
 #include <cstddef>
