@@ -1,22 +1,34 @@
 #!/usr/bin/env bash
-# Every check that needs a CUDA device, one after the other; exit status 1 when one fails.
-#   tests/cuda/run.sh [DIR] [--quick]
+# Every check that needs a CUDA device; exit status 1 when one fails.
+#   tests/cuda/run.sh [DIR] [--quick] [--jobs N]
 # DIR holds tessera and the cuda_*_test programs somewhere below it: build/cuda, or where they were copied to. --quick leaves
-# out what takes over a minute: the recall sets, the FP8 copy, batch invariance beyond the first runs. NumPy is needed;
-# where the Python package openai is missing, the client's tests are skipped with a word.
+# out what takes over a minute: the recall sets, the quantised copies, batch invariance beyond the first runs. --jobs N runs N
+# checks at once and cuts the test programs into N parts, since the references on the CPU take most of the time; times
+# are not measured here, so nothing minds. NumPy is needed; where the Python package openai is missing, the client's
+# tests are skipped with a word.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 dir=$root/build/cuda
 quick=
-for argument in "$@"; do
-    case $argument in
+jobs=1
+while [ $# -gt 0 ]; do
+    case $1 in
     --quick) quick=1 ;;
+    --jobs)
+        jobs=${2-}
+        if ! [[ $jobs =~ ^[1-9][0-9]?$ ]]; then
+            echo "tests/cuda/run.sh: --jobs needs a number from 1 to 99, not '$jobs'" >&2
+            exit 2
+        fi
+        shift
+        ;;
     -*)
-        echo "tests/cuda/run.sh: unknown flag $argument (known: --quick)" >&2
+        echo "tests/cuda/run.sh: unknown flag $1 (known: --quick, --jobs N)" >&2
         exit 2
         ;;
-    *) dir=$(cd "$argument" && pwd) || exit 2 ;;
+    *) dir=$(cd "$1" && pwd) || exit 2 ;;
     esac
+    shift
 done
 tessera=$(find "$dir" -maxdepth 2 -name tessera -type f -perm -u+x | head -1)
 if [ -z "$tessera" ]; then
@@ -24,39 +36,52 @@ if [ -z "$tessera" ]; then
     exit 2
 fi
 
-results=()
-failed=0
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+checks=0
+
+# Runs in the background when there are several jobs; the log is shown when it ends.
 check() { # NAME COMMAND...
-    local name=$1 start=$SECONDS
+    local name=$1 log
     shift
-    echo "== $name"
-    if "$@"; then
-        results+=("ok    $name ($((SECONDS - start)) s)")
-    else
-        results+=("FAIL  $name ($((SECONDS - start)) s)")
-        failed=1
-    fi
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
+        wait -n
+    done
+    log=$logs/$(printf '%03d' "$checks")
+    checks=$((checks + 1))
+    one "$log" "$name" "$@" &
+    [ "$jobs" -gt 1 ] || wait
+}
+one() { # LOG NAME COMMAND...
+    local log=$1 name=$2 start=$SECONDS word=ok
+    shift 2
+    "$@" >"$log.text" 2>&1 || word=FAIL
+    printf '%-5s %s (%d s)\n' "$word" "$name" $((SECONDS - start)) >"$log.result"
+    printf '== %s\n%s\n' "$name" "$(<"$log.text")"
 }
 
-while read -r program; do
-    # The registry's cases follow as `ops test`.
-    check "$(basename "$program")" "$program" --gtest_brief=1 '--gtest_filter=-Registry/*'
-done < <(find "$dir" -name 'cuda_*_test' -type f -perm -u+x | sort)
-check "ops test" "$tessera" ops test --device cuda
 whole=(--fp8 --recall)
 some=()
 if [ -n "$quick" ]; then
     whole=()
     some=(--runs "16 at")
 fi
+# The longest first.
 check goldens python3 "$root/tests/cuda/goldens_cuda.py" --binary "$tessera" "${whole[@]}"
 check "batch invariance" python3 "$root/tests/cuda/batch_invariance.py" --binary "$tessera" "${some[@]}"
+while read -r program; do
+    for ((part = 0; part < jobs; ++part)); do
+        check "$(basename "$program"), part $((part + 1)) of $jobs" env GTEST_TOTAL_SHARDS="$jobs" \
+            GTEST_SHARD_INDEX="$part" "$program" --gtest_brief=1
+    done
+done < <(find "$dir" -name 'cuda_*_test' -type f -perm -u+x | sort)
 check "NaN rows" python3 "$root/tests/cuda/nan_rows.py" --binary "$tessera"
 if python3 -c 'import openai, pytest' 2>/dev/null; then
     check "openai client" env TESSERA_BINARY="$tessera" TESSERA_DEVICE=cuda \
         python3 -m pytest -q "$root/tests/e2e/test_openai_client.py"
 else
-    results+=("skip  openai client: the packages openai and pytest are not installed")
+    echo "skip  openai client: the packages openai and pytest are not installed" >"$logs/skip.result"
 fi
-printf '%s\n' "${results[@]}"
-exit $failed
+wait
+cat "$logs"/*.result
+! grep -q '^FAIL' "$logs"/*.result
