@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
 # Every check that needs a CUDA device; exit status 1 when one fails.
-#   tests/cuda/run.sh [DIR] [--quick] [--jobs N]
+#   tests/cuda/run.sh [DIR] [--quick] [--jobs N] [--sanitize]
 # DIR holds tessera and the cuda_*_test programs somewhere below it: build/cuda, or where they were copied to. --quick leaves
 # out what takes over a minute: the recall sets, the quantised copies, batch invariance beyond the first runs. --jobs N runs N
 # checks at once and cuts the test programs into N parts, since the references on the CPU take most of the time; times
 # are not measured here, so nothing minds. NumPy is needed; where the Python package openai is missing, the client's
-# tests are skipped with a word.
+# tests are skipped with a word. --sanitize adds the small cases of each operator under compute-sanitizer's memcheck and
+# initcheck, five minutes at most each.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 dir=$root/build/cuda
 quick=
+sanitize=
 jobs=1
 while [ $# -gt 0 ]; do
     case $1 in
     --quick) quick=1 ;;
+    --sanitize) sanitize=1 ;;
     --jobs)
         jobs=${2-}
         if ! [[ $jobs =~ ^[1-9][0-9]?$ ]]; then
@@ -23,7 +26,7 @@ while [ $# -gt 0 ]; do
         shift
         ;;
     -*)
-        echo "tests/cuda/run.sh: unknown flag $1 (known: --quick, --jobs N)" >&2
+        echo "tests/cuda/run.sh: unknown flag $1 (known: --quick, --jobs N, --sanitize)" >&2
         exit 2
         ;;
     *) dir=$(cd "$1" && pwd) || exit 2 ;;
@@ -33,6 +36,11 @@ done
 tessera=$(find "$dir" -maxdepth 2 -name tessera -type f -perm -u+x | head -1)
 if [ -z "$tessera" ]; then
     echo "tests/cuda/run.sh: no program tessera in $dir: build it with PRESET=cuda make build" >&2
+    exit 2
+fi
+
+if [ -n "$sanitize" ] && ! command -v compute-sanitizer >/dev/null; then
+    echo "tests/cuda/run.sh: --sanitize needs compute-sanitizer of the CUDA toolkit on the PATH" >&2
     exit 2
 fi
 
@@ -81,6 +89,14 @@ if python3 -c 'import openai, pytest' 2>/dev/null; then
         python3 -m pytest -q "$root/tests/e2e/test_openai_client.py"
 else
     echo "skip  openai client: the packages openai and pytest are not installed" >"$logs/skip.result"
+fi
+if [ -n "$sanitize" ]; then
+    while read -r operator _; do
+        for tool in memcheck initcheck; do
+            check "$tool $operator" timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 1 \
+                "$tessera" ops test "$operator" --device cuda --small
+        done
+    done < <("$tessera" ops list --device cuda | tail -n +2)
 fi
 wait
 cat "$logs"/*.result
