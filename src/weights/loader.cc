@@ -96,6 +96,7 @@ Result<LoadedModel> load_model(const std::string& folder, const LoadOptions& opt
     model.folder = folder;
     model.config = std::move(configs->config);
     model.generation = configs->generation;
+    model.quantised = configs->quant.fp8 || configs->quant.int4 != Int4Checkpoint::kNone;
     model.weights = weights.take();
     model.fingerprint = checkpoint_fingerprint(checkpoint, configs->text);
     model.weight_bytes = checkpoint.tensor_bytes();

@@ -24,6 +24,7 @@ struct LoadedModel {
     std::string folder;
     ModelConfig config;
     GenerationDefaults generation;
+    bool quantised = false;  // by its quantization_config, whatever became of the weights at load
     ModelWeights weights;
     // SHA-256 over names, dtypes, shapes and sampled bytes of all tensors and over config.json: enters the
     // page keys.

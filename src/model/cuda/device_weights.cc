@@ -230,7 +230,7 @@ float gate_up_input(const MlpWeights& mlp) {
 
 // The shared expert's or the dense layer's part of `t`.
 void bind_shared(const MlpWeights& mlp, Uploader& up, MoeCudaTensors& t) {
-    const DType dtype = t.grouped() ? t.shared_dtype : t.dtype;
+    const DType dtype = t.grouped() ? DType::kBFloat16 : t.dtype;
     const bool as_fp8 = dtype == DType::kFloat8E4M3;
     t.shared_width = mlp.gate.weight.rows;
     const int64_t elements = t.shared_width * t.hidden * dtype_size(dtype);
@@ -302,8 +302,8 @@ void bind_grouped_experts(const std::vector<MlpWeights>& experts, Uploader& up, 
     }
 }
 
-// The experts of a layer share one dtype: grouped or e4m3 when all of them can have it. The shared expert has
-// its own beside grouped ones.
+// The experts of a layer share one dtype: grouped or e4m3 when all of them can have it. Beside grouped ones
+// the shared expert is bfloat16.
 MoeCudaTensors bind_mlp(const ModelConfig& config, const LayerWeights& weights, Uploader& up) {
     MoeCudaTensors t;
     t.hidden = config.hidden_size;
@@ -314,18 +314,17 @@ MoeCudaTensors bind_mlp(const ModelConfig& config, const LayerWeights& weights, 
     }
     const MoeWeights& moe = *weights.moe;
     const bool shared = config.num_shared_experts > 0;
-    const bool shared_fp8 = !shared || all_fp8(up, moe.shared);
     const bool quantises = !up.options().weight_only;
     t.fp8_blocks = quantises && block_experts_fit(moe.experts);
     if (t.fp8_blocks || (quantises && int4_experts_fit(moe.experts))) {
         t.dtype = t.fp8_blocks ? DType::kFloat8E4M3 : DType::kInt4;
-        t.shared_dtype = shared && shared_fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
         bind_grouped_experts(moe.experts, up, t);
         if (shared) {
             bind_shared(moe.shared, up, t);
         }
         return t;
     }
+    const bool shared_fp8 = !shared || all_fp8(up, moe.shared);
     const bool as_fp8 =
         shared_fp8 && std::all_of(moe.experts.begin(), moe.experts.end(),
                                   [&](const MlpWeights& expert) { return all_fp8(up, expert); });

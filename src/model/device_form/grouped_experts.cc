@@ -10,8 +10,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kWidthMax = 2048;  // of moe_cuda_bind()
-constexpr int64_t kHiddenMax = 8192;
+static_assert(kFp8Block == kGroupedInputs && kInt4Group == kGroupedInputs);
 
 // Some rows in the one form that w4_pack_unit() takes.
 struct Rows {
@@ -30,10 +29,8 @@ struct Rows {
 template <typename Fits>
 bool experts_fit(const std::vector<MlpWeights>& experts, const Fits& fits) {
     return !experts.empty() && std::ranges::all_of(experts, [&](const MlpWeights& expert) {
-        const int64_t width = expert.gate.weight.rows;
-        const int64_t hidden = expert.gate.weight.cols;
-        return fits(expert.gate) && fits(expert.up) && fits(expert.down) && width % 64 == 0 &&
-               width <= kWidthMax && hidden % kGroupedInputs == 0 && hidden <= kHiddenMax;
+        return fits(expert.gate) && fits(expert.up) && fits(expert.down) &&
+               grouped_sizes_fit(expert.gate.weight.cols, expert.gate.weight.rows);
     });
 }
 

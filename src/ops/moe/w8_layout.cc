@@ -16,7 +16,7 @@ void w8_pack_unit(const W8Unit& unit) {
         const W8Source& source = gate_up && r % 16 >= 8 ? unit.up : unit.weight;
         const int64_t row = unit.first + (gate_up ? r / 16 * 8 + r % 8 : r);
         for (int64_t group = 0; group < groups; ++group) {
-            const float* scale = source.scales + row / kW8Block * groups + group;
+            const float* scale = source.scales + row / kGroupedInputs * groups + group;
             std::memcpy(unit.to + w8_place(r, group * kGroupedInputs).scale, scale, sizeof(float));
         }
         const uint8_t* from = source.weights + row * unit.inputs;

@@ -15,7 +15,6 @@
 
 namespace tessera {
 
-inline constexpr int64_t kW8Block = 128;      // rows that share a scale
 inline constexpr int64_t kW8ScaleBytes = 16;  // of a unit and group
 inline constexpr int64_t kW8GroupBytes = kW8ScaleBytes + kGroupedUnitRows * kGroupedInputs;
 

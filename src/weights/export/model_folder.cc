@@ -133,30 +133,11 @@ Status check_export_folder(const std::string& folder) {
     return trial.ok() ? Status() : trial.status();
 }
 
-namespace {
-
-// Some projection of a layer, or an expert, is not of a plain float type.
-bool is_quantised(const ModelWeights& weights) {
-    const auto narrow = [](const LinearWeights& linear) {
-        return linear.weight_scale.has_value() || linear.int4.has_value() || linear.blocks.has_value();
-    };
-    const auto layer_narrow = [&](const LayerWeights& layer) {
-        return narrow(layer.attention.q) ||
-               (layer.moe && std::ranges::any_of(layer.moe->experts, [&](const MlpWeights& expert) {
-                    return narrow(expert.gate) || narrow(expert.up) || narrow(expert.down);
-                }));
-    };
-    return std::ranges::any_of(weights.layers, layer_narrow) ||
-           (weights.mtp && layer_narrow(weights.mtp->layer));
-}
-
-}  // namespace
-
 Status check_quantise(const LoadedModel& model, const std::string& folder) {
     if (Status status = check_export_folder(folder); !status.ok()) {
         return status;
     }
-    if (is_quantised(model.weights)) {
+    if (model.quantised) {
         return invalid_argument(
             fmt::format("{}: is quantised already; give the model with bfloat16, float16 or float32 weights",
                         model.folder));

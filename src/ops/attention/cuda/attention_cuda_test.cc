@@ -118,7 +118,7 @@ TEST(AttentionCudaDeathTest, says_which_rows_decode_cannot_divide) {
     };
     EXPECT_GT(bytes(16, 4), 0);
     EXPECT_GT(bytes(13, 4), 0);
-    EXPECT_DEATH(bytes(13, 3), "take no 3 queries");
+    EXPECT_DEATH(bytes(13, 3), "cannot be halved");
     EXPECT_DEATH(bytes(17, 1), "1 to 16 query heads");
     EXPECT_DEATH(bytes(8, 5), "1 to 4 queries");
 }

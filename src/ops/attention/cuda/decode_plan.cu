@@ -114,7 +114,8 @@ DecodeRows make_decode_rows(const DecodePlanCudaArgs& plan) {
     check(rows.group * plan.shape.kv_heads == plan.shape.q_heads && rows.group <= kAttentionCudaGroupMax &&
               plan.q_len >= 1 && plan.q_len <= 4,
           "attention decode: 1 to 16 query heads for each KV head, 1 to 4 queries");
-    check(rows.each * rows.parts == rows.all, "attention decode: 11, 13 or 15 query heads take no 3 queries");
+    check(rows.each * rows.parts == rows.all,
+          "attention decode: 3 queries of 11, 13 or 15 query heads cannot be halved");
     return rows;
 }
 

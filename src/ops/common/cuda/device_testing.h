@@ -93,6 +93,13 @@ inline float to_bf16(double value) {
     return bf16_to_f32(f32_to_bf16(static_cast<float>(value)));
 }
 
+// Of a plain program in float32, which rounds to bfloat16 what the operator says is rounded so; one in double
+// does not.
+template <typename T>
+T rounded(T value) {
+    return sizeof(T) == sizeof(float) ? static_cast<T>(to_bf16(static_cast<double>(value))) : value;
+}
+
 // |got - want| / |want| over all elements (2-norm); NaN where any element is.
 inline double relative_error(std::span<const float> got, std::span<const double> want) {
     double difference = 0;

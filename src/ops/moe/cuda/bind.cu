@@ -66,13 +66,12 @@ MoeCudaWeights moe_cuda_bind(const MoeCudaTensors& tensors) {
     check(t.experts >= 0 && t.experts <= cuda::kExpertsMax, "moe: at most 1024 experts");
     check(t.hidden % 16 == 0 && t.width % 16 == 0 && t.shared_width % 16 == 0,
           "moe: hidden and the experts' widths must be multiples of 16");
-    const DType others = t.grouped() ? t.shared_dtype : t.dtype;
+    const DType others = t.grouped() ? DType::kBFloat16 : t.dtype;
     check(others == DType::kBFloat16 || others == DType::kFloat8E4M3,
           "moe: bfloat16 or e4m3 weights, or int4 of routed experts");
     check(!t.fp8_blocks || t.dtype == DType::kFloat8E4M3, "moe: blocks are of e4m3 weights");
     check(
-        !t.grouped() || (t.experts > 0 && t.hidden % 128 == 0 && t.hidden <= cuda::kGroupedHiddenMax &&
-                         t.width % 64 == 0 && t.width <= cuda::kGroupedWidthMax),
+        !t.grouped() || (t.experts > 0 && grouped_sizes_fit(t.hidden, t.width)),
         "moe: with grouped weights hidden must be a multiple of 128 and at most 8192, the width of 64 and at "
         "most 2048");
     MoeCudaWeights weights{.tensors = t};

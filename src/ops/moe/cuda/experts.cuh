@@ -55,7 +55,7 @@ struct ExpertsArgs {
     int32_t shared_rows = 0;          // of each but the last
     int32_t shared_row = 0;           // sorted row of token 0
     int32_t early_items = 0;          // the first routed items are the first of each expert, by number
-    int32_t gate_tiles = 0;           // of an item; int4: not given
+    int32_t gate_tiles = 0;           // of an item; grouped: not given
     int32_t shared_gate_tiles = 0;    // the same
     const int32_t* chosen = nullptr;  // [tokens, k]: each block makes the plan for itself; null: not
     int32_t k = 0;
@@ -71,7 +71,7 @@ struct ExpertsArgs {
     int32_t* slots = nullptr;  // [tokens, k]: the sorted row of each pair, -1 without one
     uint32_t* left = nullptr;  // [1]: blocks that have left, less one, modulo all
     int32_t ready_count = 0;
-    const float* x_scale = nullptr;  // [tokens]: int4 weights only
+    const float* x_scale = nullptr;  // [tokens]: grouped weights only
     // Counters begin at 0, of blocks with a plan of their own at kOwnCounter.
     int32_t* next_tile = nullptr;  // [1]
     int32_t* ready = nullptr;      // [items]: consumers that have stored a tile of act
@@ -188,7 +188,7 @@ struct ExpertsThirds : ExpertsTileShape<3, 1, 192, 4, experts_slots(192), 3> {
 };
 
 inline constexpr int32_t kTileShared = 1;   // of the shared expert
-inline constexpr int32_t kTileActHere = 2;  // int4 only: all rows of act that it reads are there
+inline constexpr int32_t kTileActHere = 2;  // grouped only: all rows of act that it reads are there
 
 // One tile of work. phase: 0 = gate and up, 1 = down, -1 = no more.
 struct ExpertsTile {

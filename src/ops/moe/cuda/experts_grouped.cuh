@@ -425,8 +425,8 @@ __device__ __forceinline__ void grouped_finish_act(const ExpertsGroupedArgs& arg
     }
     const int row = tile.row + static_cast<int>(threadIdx.x / 32);
     const int end = tile.row + tile.rows;
-    constexpr int kKept = kGroupedWidthMax / 256;
-    if (width <= kGroupedWidthMax / 2) {
+    constexpr int kKept = static_cast<int>(kGroupedWidthMax) / 256;
+    if (width <= 128 * kKept) {
         grouped_quantize_rows<kKept / 2, 2>(args, row, end, kWarps);
     } else {
         grouped_quantize_rows<kKept, Shape::kResident == 1 ? 2 : 1>(args, row, end, kWarps);

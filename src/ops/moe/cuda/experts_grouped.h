@@ -28,9 +28,6 @@ inline constexpr int kW4WideTile = 176;
 inline constexpr int kW8PairTile = 48;  // two blocks a multiprocessor
 inline constexpr int kW8WideTile = 176;
 
-inline constexpr int kGroupedWidthMax = 2048;
-inline constexpr int kGroupedHiddenMax = 8192;
-
 // tile_max: one of the above; plan.cuh cuts the items by it.
 void launch_experts_w4(cudaStream_t stream, const ExpertsGroupedArgs& args, int tile_max,
                        int multiprocessors);

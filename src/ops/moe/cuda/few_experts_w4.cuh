@@ -5,9 +5,9 @@
 // Schedule: one block a multiprocessor, four warpgroups. Units of 32 outputs of gate and up of one expert in
 // turn, then 32 outputs of down of all experts. Each warp has a ring of groups of 16 rows by 128 inputs on
 // their way into shared memory (cp.async): down's first groups arrive while the last gate and up are handed
-// over (few_exchange.cuh). Codes become e4m3 in registers, the A side of wgmma (experts_w4.cuh); its N side
-// is all tokens, or the rows of act of one expert, of which a thread uses what it needs. Each block quantises
-// all rows of x (of act) while weights arrive.
+// over (few_exchange.cuh). Codes become e4m3 in registers, the A side of wgmma (experts_grouped.cuh); its N
+// side is all tokens, or the rows of act of one expert, of which a thread uses what it needs. Each block
+// quantises all rows of x (of act) while weights arrive.
 #pragma once
 
 #include <algorithm>

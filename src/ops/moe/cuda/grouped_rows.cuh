@@ -1,4 +1,4 @@
-// The warps of the int4 experts' kernel that bring the tokens' rows.
+// The warps of the grouped experts' kernel that bring the tokens' rows.
 #pragma once
 
 #include "ops/moe/cuda/experts_grouped.h"

@@ -9,7 +9,7 @@
 //
 // Routed experts may be grouped: int4 (kInt4), or e4m3 with a scale for each block of 128 x 128
 // (fp8_blocks), with e4m3 activations whose scales are made here: one a token, one a row of act. Groups of
-// 128 inputs have float32 sums of their own. The shared expert is bfloat16 or fp8 then, by a launch of its
+// 128 inputs have float32 sums of their own. The shared expert is bfloat16 then, by a launch of its
 // own; with many rows an expert another copies x into their order. int4 experts of width 192 with up to 48
 // rows each need no plan (narrow_w4.cuh), and up to 16 tokens two kernels without rows of out
 // (narrow_few_w4.cuh).
@@ -34,9 +34,9 @@ namespace tessera {
 // A layer's weights in device memory. Each matrix is plain, [outputs, inputs], and 16-byte aligned. The
 // scales are used with fp8 weights only: w = weight * scale, x = e4m3(x / input_scale).
 struct MoeCudaTensors {
-    DType dtype = DType::kBFloat16;         // kBFloat16, kFloat8E4M3, or for the routed experts kInt4
-    bool fp8_blocks = false;                // kFloat8E4M3: the routed experts are grouped
-    DType shared_dtype = DType::kBFloat16;  // beside grouped experts; else it is dtype
+    // kBFloat16, kFloat8E4M3, or of the routed experts kInt4. The shared one is bfloat16 beside grouped ones.
+    DType dtype = DType::kBFloat16;
+    bool fp8_blocks = false;  // kFloat8E4M3: the routed experts are grouped
     int64_t hidden = 0;
     int64_t experts = 0;       // 0: a dense layer
     int64_t width = 0;         // of a routed expert

@@ -197,10 +197,6 @@ class Case {
     }
 
     template <typename T>
-    static T rounded(T value) {
-        return sizeof(T) == sizeof(float) ? static_cast<T>(to_bf16(static_cast<double>(value))) : value;
-    }
-    template <typename T>
     T quantised(float value, float scale) const {
         return shape_.fp8 ? static_cast<T>(round_to_e4m3(value / scale)) * static_cast<T>(scale)
                           : static_cast<T>(value);

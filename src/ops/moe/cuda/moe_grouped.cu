@@ -50,8 +50,7 @@ ExpertsGroupedArgs grouped_args(const MoeCudaArgs& args, const MoeLayout& layout
     return out;
 }
 
-// The shared expert beside grouped ones, with the kernel of its own dtype; its rows follow the routed ones in
-// out.
+// The shared expert beside grouped ones, in bfloat16; its rows follow the routed ones in out.
 struct SharedBeside {
     MoeCudaWeights weights;
     MoeCudaArgs args;
@@ -72,7 +71,6 @@ struct SharedBeside {
     SharedBeside(const SharedBeside&) = delete;
     SharedBeside& operator=(const SharedBeside&) = delete;
 
-    bool fp8() const { return weights.tensors.dtype == DType::kFloat8E4M3; }
     // For a few tokens.
     void launch_few(cudaStream_t stream, std::byte* out) const {
         MoeCudaArgs alone = args;
@@ -83,7 +81,7 @@ struct SharedBeside {
     void launch(cudaStream_t stream, std::byte* out) const {
         ExpertsArgs experts = experts_args(args, layout, plan, nullptr);
         experts.out = out;
-        launch_experts(stream, experts, layout, fp8(), args.sm_count);
+        launch_experts(stream, experts, layout, false, args.sm_count);
     }
 };
 
@@ -224,9 +222,6 @@ void moe_grouped(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchan
         beside.emplace(args, layout, exchange);
         plan.more_counters = beside->plan.counters;
         plan.more_counters_count = beside->plan.counters_count;
-        if (beside->fp8()) {
-            quantise_inputs(stream, beside->args, beside->layout);
-        }
     }
     const GroupedCall call{args, layout, plan, beside.has_value() ? &*beside : nullptr};
     const bool int4 = t.dtype == DType::kInt4;

@@ -159,7 +159,7 @@ class MoeGroupedCudaCase : public MoeRoutedCase {
         for (int64_t h = 0; h < spec_.hidden; ++h) {
             x[static_cast<size_t>(h)] = x_.value(t * spec_.hidden + h);
         }
-        const std::vector<double> x8 = quantised(x);
+        const std::vector<double> x8 = quantised_row<double>(x);
         std::vector<double> sum(columns.size());
         for (int64_t i = 0; i < routing_.k; ++i) {
             const auto at = static_cast<size_t>(t * routing_.k + i);
@@ -173,18 +173,6 @@ class MoeGroupedCudaCase : public MoeRoutedCase {
         }
         return sum;
     }
-    static std::vector<double> quantised(const std::vector<float>& row) {
-        float largest = 0;
-        for (const float value : row) {
-            largest = std::max(largest, std::fabs(value));
-        }
-        const float scale = e4m3_row_scale(largest);
-        std::vector<double> out;
-        for (const float value : row) {
-            out.push_back(static_cast<double>(round_to_e4m3(value / scale)) * static_cast<double>(scale));
-        }
-        return out;
-    }
     std::vector<double> expert(int64_t e, const std::vector<double>& x, const std::vector<int64_t>& columns,
                                ThreadPool& threads) const {
         std::vector<float> act(static_cast<size_t>(spec_.width));
@@ -194,7 +182,7 @@ class MoeGroupedCudaCase : public MoeRoutedCase {
             const double up = gate_up_.dot(unit, grouped_gate_row(f) + 8, x);
             act[static_cast<size_t>(f)] = rounded_bf16(static_cast<float>(gate / (1 + std::exp(-gate)) * up));
         });
-        const std::vector<double> act8 = quantised(act);
+        const std::vector<double> act8 = quantised_row<double>(act);
         std::vector<double> out(columns.size());
         threads.parallel_for(static_cast<int64_t>(columns.size()), [&](int64_t i, int) {
             const int64_t row = columns[static_cast<size_t>(i)];
@@ -263,6 +251,7 @@ inline std::vector<CudaOpCase> moe_w4_cuda_cases() {
     return cases;
 }
 
+// Blocks of 128 outputs are cut by experts, not by their width.
 inline std::vector<CudaOpCase> moe_w8_cuda_cases() {
     std::vector<CudaOpCase> cases;
     for (const MoeGroupedSpec& spec :

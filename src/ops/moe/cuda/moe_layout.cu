@@ -125,7 +125,7 @@ bool plans_itself(const MoeCudaTensors& t, int64_t pairs, int tile_max) {
 
 MoeCudaTensors shared_tensors(const MoeCudaTensors& tensors) {
     MoeCudaTensors shared = tensors;
-    shared.dtype = tensors.shared_dtype;
+    shared.dtype = DType::kBFloat16;
     shared.fp8_blocks = false;
     shared.experts = 0;
     shared.width = 0;

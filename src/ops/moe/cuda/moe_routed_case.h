@@ -68,6 +68,21 @@ inline std::vector<int32_t> choose_experts(const RoutingSpec& spec, OpRandom& ra
     return chosen;
 }
 
+// A row as grouped weights see it: e4m3 with a scale of its own.
+template <typename T>
+std::vector<T> quantised_row(const std::vector<float>& row) {
+    float largest = 0;
+    for (const float value : row) {
+        largest = std::max(largest, std::fabs(value));
+    }
+    const float scale = e4m3_row_scale(largest);
+    std::vector<T> out;
+    for (const float value : row) {
+        out.push_back(static_cast<T>(round_to_e4m3(value / scale)) * static_cast<T>(scale));
+    }
+    return out;
+}
+
 struct ExpertCounts {
     double experts = 0;  // that some token chose
     double pairs = 0;

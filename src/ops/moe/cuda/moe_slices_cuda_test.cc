@@ -73,7 +73,6 @@ class Layer {
     MoeCudaTensors rank(int64_t first, int64_t experts, bool shared) const {
         return {.dtype = kind_.dtype,
                 .fp8_blocks = kind_.blocks,
-                .shared_dtype = kind_.shared(),
                 .hidden = s_.hidden,
                 .experts = experts,
                 .width = s_.width,

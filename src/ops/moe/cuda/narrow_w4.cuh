@@ -9,7 +9,7 @@
 // one stream from the first item's to the last's: a ring for each consumer, two groups of gate and up or a
 // unit of down at a place. The rows of x have a ring of their own.
 //
-// Sums and roundings are those of experts_w4.cuh.
+// Sums and roundings are those of experts_grouped.cuh.
 #pragma once
 
 #include <algorithm>

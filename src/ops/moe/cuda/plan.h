@@ -1,4 +1,4 @@
-// What goes before the experts' kernel: the plan, and with int4 experts x in e4m3 and in the order of the
+// What goes before the experts' kernel: the plan, and with grouped experts x in e4m3 and in the order of the
 // rows.
 #pragma once
 
@@ -37,7 +37,7 @@ struct PlanArgs {
 
 void launch_plan(cudaStream_t stream, const PlanArgs& args);
 
-// x in the order of the rows, `row_bytes` a multiple of 16: with it the kernel of int4 experts reads x in
+// x in the order of the rows, `row_bytes` a multiple of 16: with it the kernel of grouped experts reads x in
 // boxes, which hides more latency than copies through the list. Writes rows * row_bytes.
 struct SortRowsArgs {
     const uint8_t* x = nullptr;

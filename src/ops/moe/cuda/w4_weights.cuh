@@ -75,9 +75,10 @@ struct W4Units {
     using Raw = W4Raw;
     using Weights = W4Weights;
     static constexpr int kGroupBytes = static_cast<int>(kW4GroupBytes);
-    static constexpr float kScale = kW4Unit;  // of all sums
-    static constexpr bool kAhead =
-        true;  // registers for the next group's of one block, where two are resident
+    static constexpr float kScale = kW4Unit;  // what the sums must still be multiplied with
+    // Whether two blocks of a multiprocessor leave registers to load the next group's weights, 9 a thread,
+    // during a product.
+    static constexpr bool kAhead = true;
 
     __device__ static int64_t bytes(int64_t inputs) { return w4_unit_bytes(inputs); }
     // Of the group in which so many inputs are left.

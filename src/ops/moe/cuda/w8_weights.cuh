@@ -20,9 +20,10 @@ struct W8Units {
     using Raw = W8Weights;
     using Weights = W8Weights;
     static constexpr int kGroupBytes = static_cast<int>(kW8GroupBytes);
-    static constexpr float kScale = 1;  // of all sums
-    static constexpr bool kAhead =
-        false;  // registers for the next group's of one block, where two are resident
+    static constexpr float kScale = 1;  // what the sums must still be multiplied with
+    // Whether two blocks of a multiprocessor leave registers to load the next group's weights, 18 a thread,
+    // during a product.
+    static constexpr bool kAhead = false;
 
     __device__ static int64_t bytes(int64_t inputs) { return w8_unit_bytes(inputs); }
     // The whole of a short group too: what lay there before may be NaN, and so its product with zeros.
