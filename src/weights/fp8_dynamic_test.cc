@@ -238,11 +238,14 @@ TEST(Fp8Dynamic, WhatIsWrongIsNamed) {
         }
         EXPECT_THAT(message(Form::kBlocks, scales, {"F32", {3, 2}, float_bytes({1, 1, 1, 1, 1, 1})}),
                     HasSubstr("[2, 3]"));
-        EXPECT_THAT(message(Form::kBlocks, scales, {"I32", {2, 3}, std::string(24, '\1')}), HasSubstr("F32"));
+        EXPECT_THAT(message(Form::kBlocks, scales, {"I32", {2, 3}, std::string(24, '\1')}),
+                    HasSubstr("scales must be F32, BF16 or F16"));
         EXPECT_THAT(message(Form::kTensor, module + ".weight_scale", scalar_tensor(0)),
                     HasSubstr("positive"));
         EXPECT_THAT(message(Form::kBlocks, scales, {}), HasSubstr("missing"));
         EXPECT_THAT(message(Form::kTensor, module + ".weight_scale", {}), HasSubstr("missing"));
+        EXPECT_THAT(message(Form::kTensor, module + ".weight_scale", scalar_tensor(1e36F)),
+                    HasSubstr("and so must 448 times it"));
     }
     const std::string head = "model.layers.2.eh_proj.weight";
     EXPECT_THAT(message(Form::kTensor, head, tensors_in(Form::kPlain)[head]), HasSubstr("scales beside it"));
@@ -255,6 +258,15 @@ TEST(Fp8Dynamic, FusedExpertsAreRefused) {
     tensors["model.layers.1.mlp.experts.gate_up_proj"] = testing::bfloat16_tensor("g", {3, 300, 300});
     tensors["model.layers.1.mlp.experts.down_proj"] = testing::bfloat16_tensor("d", {3, 300, 150});
     EXPECT_EQ(load(Form::kBlocks, tensors).status().code(), StatusCode::kUnimplemented);
+}
+
+TEST(Fp8Dynamic, ScalesOfTheOtherFormAreNamed) {
+    EXPECT_THAT(
+        load(Form::kBlocks, tensors_in(Form::kTensor)).status().message(),
+        HasSubstr(
+            "weight_scale is there; with one scale a tensor config.json must have no weight_block_size"));
+    EXPECT_THAT(load(Form::kTensor, tensors_in(Form::kBlocks)).status().message(),
+                HasSubstr("weight_scale_inv is there, which needs weight_block_size [128, 128]"));
 }
 
 // Also where nothing of it is left once it is loaded: experts ignored, and the others made bfloat16.

@@ -194,6 +194,12 @@ LinearWeights Binder::block_linear(const std::string& module, int64_t rows, int6
     return {.weight = {tensor->data, DType::kFloat8E4M3, rows, cols}, .blocks = Fp8Blocks{scales}};
 }
 
+// Not so large that e4m3's largest value times it is no bfloat16.
+bool is_scale(float value) {
+    return value > 0 && value <= 3.3895e38F / 448;
+}
+constexpr std::string_view kScaleMust = "a scale must be positive and finite, and so must 448 times it be";
+
 // [ceil(rows / 128), ceil(cols / 128)]; all the same where the tensor has one scale.
 const float* Binder::block_scales(const std::string& module, int64_t rows, int64_t cols) {
     const Shape shape{(rows + kFp8Block - 1) / kFp8Block, (cols + kFp8Block - 1) / kFp8Block};
@@ -209,12 +215,24 @@ const float* Binder::block_scales(const std::string& module, int64_t rows, int64
         std::fill_n(copies, count, *scale);
         return copies;
     }
+    const CheckpointTensor* tensor = checkpoint_.find(name);
+    if (tensor == nullptr && has(module + ".weight_scale")) {
+        fail(invalid_argument(
+            fmt::format("{}: tensor {} is missing, but {}.weight_scale is there; with one scale "
+                        "a tensor config.json must have no weight_block_size",
+                        checkpoint_.folder(), name, module)));
+        return nullptr;
+    }
+    if (tensor != nullptr && tensor->entry.dtype != "F32" && tensor->entry.dtype != "BF16" &&
+        tensor->entry.dtype != "F16") {
+        fail_tensor(*tensor,
+                    fmt::format("is of type {}; scales must be F32, BF16 or F16", tensor->entry.dtype));
+        return nullptr;
+    }
     const auto* scales = static_cast<const float*>(widened(plain(name, shape)).data);
     for (int64_t i = 0; scales != nullptr && i < count; ++i) {
-        if (!std::isfinite(scales[i]) || scales[i] <= 0) {
-            fail_tensor(
-                *checkpoint_.find(name),
-                fmt::format("is {} at element {}; a scale must be positive and finite", scales[i], i));
+        if (!is_scale(scales[i])) {
+            fail_tensor(*tensor, fmt::format("is {} at element {}; {}", scales[i], i, kScaleMust));
             return nullptr;
         }
     }
@@ -344,9 +362,12 @@ std::optional<float> Binder::scalar(const std::string& name) {
     }
     CheckpointTensor* tensor = checkpoint_.find(name);
     if (tensor == nullptr) {
-        fail(invalid_argument(
-            fmt::format("{}: tensor {} is missing; the FP8 format needs it (a float32 scalar)",
-                        checkpoint_.folder(), name)));
+        const bool blocks = name.ends_with(".weight_scale") && has(name + "_inv");
+        fail(invalid_argument(fmt::format(
+            "{}: tensor {} is missing; the FP8 format needs it (a float32 scalar){}", checkpoint_.folder(),
+            name,
+            blocks ? fmt::format(", but {}_inv is there, which needs weight_block_size [128, 128]", name)
+                   : "")));
         return std::nullopt;
     }
     const Shape& shape = tensor->entry.shape;
@@ -357,8 +378,8 @@ std::optional<float> Binder::scalar(const std::string& name) {
     }
     float value = 0;
     std::memcpy(&value, tensor->data, sizeof(value));
-    if (!std::isfinite(value) || value <= 0) {
-        fail_tensor(*tensor, fmt::format("is {}; a scale must be positive and finite", value));
+    if (!is_scale(value)) {
+        fail_tensor(*tensor, fmt::format("is {}; {}", value, kScaleMust));
         return std::nullopt;
     }
     tensor->used = true;
