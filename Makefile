@@ -20,7 +20,7 @@ test: ## build, lint and run every CPU test
 
 cudatest: ## every check that needs a CUDA device (about five minutes)
 	@[ -f build/cuda/build.ninja ] || cmake --preset cuda
-	@cmake --build build/cuda && tests/cuda/run.sh build/cuda
+	@cmake --build build/cuda --target tessera cuda_tests && tests/cuda/run.sh build/cuda
 
 bench: build ## the engine's speed beside this machine's own limits
 	@build/$(PRESET)/tessera bench engine models/demo

@@ -29,6 +29,9 @@ endif()
 target_compile_options(tessera_settings INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings\
  -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-ffp-contract=off ${spills} --expt-relaxed-constexpr>")
 
+# The programs that need a device. The CPU's tests are those of the other presets.
+add_custom_target(cuda_tests)
+
 # In a layer's directory: appends its CUDA sources to SOURCES and sets TESTS.
 function(tessera_cuda_sources SOURCES TESTS)
   file(GLOB_RECURSE all CONFIGURE_DEPENDS *.cu *.cc)
@@ -53,5 +56,6 @@ function(tessera_cuda_layer NAME SOURCES TESTS)
     add_executable(cuda_${NAME}_test ${TESTS})
     target_link_libraries(cuda_${NAME}_test PRIVATE tessera_settings tessera_${NAME} GTest::gmock_main GTest::gtest)
     target_compile_definitions(cuda_${NAME}_test PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+    add_dependencies(cuda_tests cuda_${NAME}_test)
   endif()
 endfunction()
