@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <string>
 
-#include "ops/common/half.h"
+#include "model/weight_value.h"
 #include "weights/int4_weights.h"
 
 namespace tessera {
@@ -158,9 +158,7 @@ class Arena {
             return;
         }
         for (int64_t i = 0; i < n; ++i) {
-            uint16_t bits = 0;
-            std::memcpy(&bits, static_cast<const std::byte*>(view.data) + 2 * i, 2);
-            out[i] = view.dtype == DType::kBFloat16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+            out[i] = weight_value(view, static_cast<size_t>(i));
         }
     }
 

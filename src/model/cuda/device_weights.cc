@@ -13,6 +13,7 @@
 #include "model/cuda/random_weights.h"
 #include "model/device_form/grouped_experts.h"
 #include "model/device_form/router_parts.h"
+#include "model/weight_value.h"
 #include "ops/common/half.h"
 #include "ops/moe/w4_layout.h"
 #include "ops/moe/w8_layout.h"
@@ -32,19 +33,10 @@ constexpr std::array<std::string_view, 5> kGroupNames = {
 void to_bf16(const WeightView& view, float scale, std::vector<uint16_t>& out) {
     const auto n = static_cast<size_t>(view.rows * view.cols);
     out.resize(n);
-    const auto* bytes = static_cast<const std::byte*>(view.data);
+    const bool scaled = view.dtype == DType::kFloat8E4M3;
     for (size_t i = 0; i < n; ++i) {
-        float value = 0;
-        if (view.dtype == DType::kFloat32) {
-            std::memcpy(&value, bytes + 4 * i, 4);
-        } else if (view.dtype == DType::kFloat8E4M3) {
-            value = e4m3_to_f32(static_cast<uint8_t>(bytes[i])) * scale;
-        } else {
-            uint16_t bits = 0;
-            std::memcpy(&bits, bytes + 2 * i, 2);
-            value = f16_to_f32(bits);
-        }
-        out[i] = f32_to_bf16(value);
+        const float value = weight_value(view, i);
+        out[i] = f32_to_bf16(scaled ? value * scale : value);
     }
 }
 
@@ -319,17 +311,14 @@ MoeCudaTensors bind_mlp(const ModelConfig& config, const LayerWeights& weights, 
     if (t.fp8_blocks || (quantises && int4_experts_fit(moe.experts))) {
         t.dtype = t.fp8_blocks ? DType::kFloat8E4M3 : DType::kInt4;
         bind_grouped_experts(moe.experts, up, t);
-        if (shared) {
-            bind_shared(moe.shared, up, t);
-        }
-        return t;
+    } else {
+        const bool shared_fp8 = !shared || all_fp8(up, moe.shared);
+        const bool as_fp8 = shared_fp8 && std::ranges::all_of(moe.experts, [&](const MlpWeights& expert) {
+                                return all_fp8(up, expert);
+                            });
+        t.dtype = as_fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
+        bind_experts(moe.experts, up, t);
     }
-    const bool shared_fp8 = !shared || all_fp8(up, moe.shared);
-    const bool as_fp8 =
-        shared_fp8 && std::all_of(moe.experts.begin(), moe.experts.end(),
-                                  [&](const MlpWeights& expert) { return all_fp8(up, expert); });
-    t.dtype = as_fp8 ? DType::kFloat8E4M3 : DType::kBFloat16;
-    bind_experts(moe.experts, up, t);
     if (shared) {
         bind_shared(moe.shared, up, t);
     }

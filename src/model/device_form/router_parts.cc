@@ -2,28 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/check.h"
+#include "model/weight_value.h"
 #include "ops/common/half.h"
 
 namespace tessera {
-namespace {
-
-float value_of(const WeightView& view, size_t index) {
-    const auto* bytes = static_cast<const std::byte*>(view.data);
-    if (view.dtype == DType::kFloat32) {
-        float value = 0;
-        std::memcpy(&value, bytes + 4 * index, 4);
-        return value;
-    }
-    uint16_t bits = 0;
-    std::memcpy(&bits, bytes + 2 * index, 2);
-    return view.dtype == DType::kFloat16 ? f16_to_f32(bits) : bf16_to_f32(bits);
-}
-
-}  // namespace
-
 RouterParts router_parts(const WeightView& router) {
     check(router.dtype == DType::kFloat32 || router.dtype == DType::kFloat16 ||
               router.dtype == DType::kBFloat16,
@@ -33,7 +17,7 @@ RouterParts router_parts(const WeightView& router) {
     parts.high.resize(count);
     parts.low.resize(count);
     for (size_t i = 0; i < count; ++i) {
-        const float value = value_of(router, i);
+        const float value = weight_value(router, i);
         parts.high[i] = f32_to_bf16(value);
         const float high = bf16_to_f32(parts.high[i]);
         parts.low[i] = f32_to_bf16(std::isfinite(high) ? value - high : 0.0f);
