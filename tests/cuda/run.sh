@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Every check that needs a CUDA device; exit status 1 when one fails.
 #   tests/cuda/run.sh [DIR] [--quick] [--jobs N] [--sanitize]
-# DIR holds tessera and the cuda_*_test programs somewhere below it: build/cuda, or where they were copied to. --quick leaves
-# out what takes over a minute: the recall sets, the quantised copies, batch invariance beyond the first runs. --jobs N runs N
-# checks at once and cuts the test programs into N parts, since the references on the CPU take most of the time; times
-# are not measured here, so nothing minds. NumPy is needed; where the Python package openai is missing, the client's
-# tests are skipped with a word. --sanitize adds the small cases of each operator under compute-sanitizer's memcheck and
-# initcheck; one that takes over five minutes is cut short, and shown so.
+# DIR holds tessera and the cuda_*_test programs somewhere below it: build/cuda, or where they were copied to. --quick
+# leaves out what takes over a minute: the recall sets, the quantised copies, batch invariance beyond the first runs.
+# --jobs N cuts the test programs into N parts that run at once, since the references on the CPU take most of the time;
+# times are not measured here, so nothing minds. The servers' checks come last, one after another. NumPy is needed;
+# where the Python package openai is missing, the client's tests are skipped with a word. --sanitize adds the small
+# cases of each operator under compute-sanitizer's memcheck and initcheck; one that takes over five minutes is cut
+# short, and shown so.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 dir=$root/build/cuda
@@ -79,22 +80,12 @@ if [ -n "$quick" ]; then
     whole=()
     some=(--runs "16 at")
 fi
-# The longest first.
-check goldens python3 "$root/tests/cuda/goldens_cuda.py" --binary "$tessera" "${whole[@]}"
-check "batch invariance" python3 "$root/tests/cuda/batch_invariance.py" --binary "$tessera" "${some[@]}"
 while read -r program; do
     for ((part = 0; part < jobs; ++part)); do
         check "$(basename "$program"), part $((part + 1)) of $jobs" env GTEST_TOTAL_SHARDS="$jobs" \
             GTEST_SHARD_INDEX="$part" "$program" --gtest_brief=1
     done
 done < <(find "$dir" -name 'cuda_*_test' -type f -perm -u+x | sort)
-check "NaN rows" python3 "$root/tests/cuda/nan_rows.py" --binary "$tessera"
-if python3 -c 'import openai, pytest' 2>/dev/null; then
-    check "openai client" env TESSERA_BINARY="$tessera" TESSERA_DEVICE=cuda \
-        python3 -m pytest -q "$root/tests/e2e/test_openai_client.py"
-else
-    echo "skip  openai client: the packages openai and pytest are not installed" >"$logs/skip.result"
-fi
 if [ -n "$sanitize" ]; then
     while read -r operator _; do
         for tool in memcheck initcheck; do
@@ -104,5 +95,16 @@ if [ -n "$sanitize" ]; then
     done < <("$tessera" ops list --device cuda | tail -n +2)
 fi
 wait
+# A server counts the device's memory while it captures its decode steps: nothing else may begin on it meanwhile.
+jobs=1
+check goldens python3 "$root/tests/cuda/goldens_cuda.py" --binary "$tessera" "${whole[@]}"
+check "batch invariance" python3 "$root/tests/cuda/batch_invariance.py" --binary "$tessera" "${some[@]}"
+check "NaN rows" python3 "$root/tests/cuda/nan_rows.py" --binary "$tessera"
+if python3 -c 'import openai, pytest' 2>/dev/null; then
+    check "openai client" env TESSERA_BINARY="$tessera" TESSERA_DEVICE=cuda \
+        python3 -m pytest -q "$root/tests/e2e/test_openai_client.py"
+else
+    echo "skip  openai client: the packages openai and pytest are not installed" >"$logs/skip.result"
+fi
 cat "$logs"/*.result
 ! grep -q '^FAIL' "$logs"/*.result
