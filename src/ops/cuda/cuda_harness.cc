@@ -16,7 +16,7 @@ constexpr int kReplays = 25;
 constexpr double kReplayUs = 2000;  // about, of one graph
 constexpr int kLaunchesMax = 2048;  // of one graph
 // Launches as long as this meet the power limit after some tens of milliseconds, so they are replayed for as
-// long as kSustainedUs, and those that compute also once after each of kBursts pauses.
+// long as kSustainedUs, and those that compute much also once after each of kBursts pauses.
 constexpr double kLongUs = 100;
 constexpr double kSustainedUs = 150e3;
 constexpr int kBursts = 3;
@@ -92,7 +92,7 @@ CudaTiming time_cuda_case(const CudaCaseRun& run, cudaStream_t stream) {
     CudaTiming timing;
     Replay in_turn(run, stream, launches, run.sets);
     const CudaFloor floor = cuda_floor(run, CudaRates{});
-    if (sustained && floor.flops_us > floor.bytes_us) {
+    if (sustained && 2 * floor.flops_us > floor.bytes_us) {
         timing.burst_us = burst_us(in_turn);
     }
     std::vector<double> cold = in_turn.us(replays(launches));

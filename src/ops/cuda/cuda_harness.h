@@ -30,8 +30,8 @@ struct CudaTiming {
 // make.
 int cuda_case_sets(const CudaOpCase& op_case, int64_t l2_bytes);
 
-// Replays graphs of launches, long ones for 0.15 s each way; waits for them. Long launches bound by their
-// operations have a burst too.
+// Replays graphs of launches, long ones for 0.15 s each way; waits for them. Long launches whose
+// operations take half of the floor or more have a burst too.
 CudaTiming time_cuda_case(const CudaCaseRun& run, cudaStream_t stream);
 
 // The least time that the case can take.

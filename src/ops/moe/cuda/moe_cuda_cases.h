@@ -201,8 +201,8 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
         add({"", {150, 48, 8, true}, 128, 384, 0}, fp8, false);
         add({"dense", {33, 0, 0}, 512, 0, 336}, fp8, false);
     }
-    // The routed experts of a rank: all; an eighth of each one's width; an eighth of the experts, when all
-    // eight choices of a token fall on them.
+    // The experts of a rank: all; an eighth of each one's width; an eighth of the experts, when all eight
+    // choices of a token fall on them. Without a shared expert, its output is what y holds before.
     const MoeCudaSpec cuts[] = {{.name = "whole"},
                                 {.name = "TP8", .width = 192, .shared_width = 192},
                                 {.name = "EP8", .routing = {.experts = 24}, .shared_width = 0}};
@@ -213,14 +213,25 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
                 add(spec, fp8, true);
             }
         }
+        for (MoeCudaSpec spec : {cuts[0], cuts[1]}) {
+            spec.shared_width = 0;
+            for (const int64_t tokens : {1, 8, 16, 64, 128, 512, 1024, 4096}) {
+                spec.routing.tokens = tokens;
+                if (fp8) {
+                    add(spec, true, true);
+                }
+            }
+        }
         for (const int64_t tokens : {1, 64, 2048}) {
             add({"dense", {tokens, 0, 0}, 4096, 0, 13312}, fp8, true);
         }
     }
-    for (const int64_t tokens : {128, 1024}) {
-        MoeCudaSpec spec = cuts[1];
-        spec.routing.tokens = tokens;
-        add(spec, true, true);
+    for (const MoeCudaSpec& cut : {cuts[1], cuts[2]}) {
+        for (const int64_t tokens : {128, 1024}) {
+            MoeCudaSpec spec = cut;
+            spec.routing.tokens = tokens;
+            add(spec, true, true);
+        }
     }
     for (const int64_t tokens : {64, 512, 4096}) {
         add({"whole", {.tokens = tokens, .zipf = true}}, true, true);
