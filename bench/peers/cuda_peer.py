@@ -8,6 +8,7 @@ import time
 import torch
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+PART = "a part: "  # so begins the name of a peer that does not do all of the work: measured, and never the fastest
 REPLAYS = 25
 REPLAY_US = 2000  # about, of one graph
 LONG_US, SUSTAINED_US = 100, 150e3  # launches as long as the first are replayed for as long as the second

@@ -1,16 +1,17 @@
 """torch's grouped products with torch.compile between them, as a mixture of experts is written in torch: rows gathered by
 expert, gate-up, SwiGLU, down, weighted sum. The sorting itself is left out of the time. The shared expert is one more
-expert that every token chooses."""
+expert that every token chooses. And the two products alone, which are CUTLASS's."""
 
 import torch
 
 from compile_peer import MAX_FP8, compiled
-from cuda_peer import BF16, FP8, random
+from cuda_peer import BF16, FP8, PART, random
 
 
 def peers(case):
     if case.op == "moe" and case.n.get("experts", 0) > 0 and not {"zipf", "hot"} & set(case.words):
         yield "torch grouped_mm, without sorting", lambda: moe(case)
+        yield f"{PART}torch grouped_mm", lambda: moe(case, products_alone=True)
 
 
 def to_fp8(x, scale):
@@ -37,7 +38,7 @@ def experts_of(count, columns, inputs, fp8):
     return weights.transpose(1, 2)
 
 
-def moe(case):
+def moe(case, products_alone=False):
     n, fp8 = case.n, case.fp8
     tokens, hidden, width, shared = n["tokens"], n["hidden"], n["width"], int(n["shared"] > 0)
     experts = n["experts"] + shared
@@ -61,4 +62,8 @@ def moe(case):
         return lambda a: torch._scaled_grouped_mm(a, b, of_rows, of_columns, ends, out_dtype=BF16, use_fast_accum=True)
 
     first, second = product(gate_up, 0.011 * hidden ** -0.5), product(down, 0.02 * width ** -0.5)
+    if products_alone:
+        rows = gather(x, token_of, fp8)
+        middle = act(first(rows), width, fp8)
+        return lambda: (first(rows), second(middle))
     return lambda: total(second(act(first(gather(x, token_of, fp8)), width, fp8)), places, shares, y)

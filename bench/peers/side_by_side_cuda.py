@@ -159,8 +159,9 @@ def main():
         if options.lines and not peers:
             continue  # it is there already
         if peers:
-            best = min(peers, key=lambda peer: peers[peer][0])
-            line |= {"peer": best, "peer_us": round(peers[best][0], 3),
+            best = min((peer for peer in peers if not peer.startswith(timing.PART)),
+                       key=lambda peer: peers[peer][0], default=None)
+            line |= {"peer": best, "peer_us": round(peers[best][0], 3) if best else None,
                      "peers_us": {peer: round(cold, 3) for peer, (cold, _, _) in peers.items()}}
             if line["burst_us"]:
                 line["peers_burst_us"] = {peer: round(burst, 3) for peer, (_, _, burst) in peers.items()}
