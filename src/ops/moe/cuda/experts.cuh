@@ -171,21 +171,25 @@ struct ExpertsShape : ExpertsTileShape<2, Blocks, TileMax, Stages, experts_slots
 
 // 192 rows of weights. Three consumers take 64 each; of gate and up these are 8 of gate, then the same 8 of
 // up in turn. e4m3 only.
-struct ExpertsThirds : ExpertsTileShape<3, 1, 192, 4, experts_slots(192), 3> {
+template <int TileMax, int Stages>
+struct ExpertsThirdsShape : ExpertsTileShape<3, 1, TileMax, Stages, experts_slots(TileMax), 3> {
     static constexpr bool kTurns = false;
     static constexpr bool kAtOnce = true;  // the other consumers multiply meanwhile
     static constexpr int kHeld = 1;
-    static constexpr int kTileMin = 64;
-    static constexpr int kReadyTiles = kConsumers;
-    static constexpr int kConsumerArrivals = kConsumers;
+    static constexpr int kTileMin = TileMax > 64 ? 64 : 16;
+    static constexpr int kReadyTiles = 3;
+    static constexpr int kConsumerArrivals = 3;
     static constexpr bool kOwnBuffer = true;
     // Of a thread: 56 + 3 * 152 is all there is.
     static constexpr int kBringRegisters = 56;
     static constexpr int kConsumeRegisters = 152;
-    static constexpr bool kOwnPlan = false;
-    static constexpr int kBytes = kPlan;
+    static constexpr bool kOwnPlan = TileMax <= 64;
+    static constexpr int kBytes =
+        ExpertsThirdsShape::kPlan + (kOwnPlan ? sizeof(ExpertsOwnPlan<TileMax>) : 0);
     static_assert(kBytes <= 232448);
 };
+using ExpertsThirds = ExpertsThirdsShape<192, 4>;
+using ExpertsShortThirds = ExpertsThirdsShape<64, 6>;  // some tokens
 
 inline constexpr int32_t kTileShared = 1;   // of the shared expert
 inline constexpr int32_t kTileActHere = 2;  // grouped only: all rows of act that it reads are there

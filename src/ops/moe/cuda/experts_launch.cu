@@ -44,6 +44,8 @@ template <bool Fp8>
 void launch_tiles(cudaStream_t stream, const ExpertsArgs& args, const MoeLayout& layout, int blocks) {
     if (layout.tile_max == NarrowShape::kTileMax) {
         launch_shape<Fp8, NarrowShape>(stream, args, layout, blocks);
+    } else if (Fp8 && layout.thirds && layout.tile_max == ExpertsShortThirds::kTileMax) {
+        launch_shape<true, ExpertsShortThirds>(stream, args, layout, blocks);
     } else if (layout.tile_max == MiddleShape::kTileMax) {
         launch_shape<Fp8, MiddleShape>(stream, args, layout, blocks);
     } else if (Fp8 && layout.thirds) {

@@ -65,7 +65,7 @@ struct MoeCudaTensors {
 struct MoeCudaMaps {
     CUtensorMap gate_up;
     CUtensorMap gate_up_fine;    // for few tokens
-    CUtensorMap gate_up_thirds;  // of ExpertsThirds, e4m3
+    CUtensorMap gate_up_thirds;  // of ExpertsThirdsShape, e4m3
     CUtensorMap down;
     CUtensorMap down_fine;
     CUtensorMap down_thirds;

@@ -199,6 +199,8 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
         add({"", {20, 96, 8}, 256, 384, 384}, fp8, false);  // cuts by two and by four
         add({"", {33, 48, 8}, 256, 768, 768}, fp8, false);
         add({"", {150, 48, 8, true}, 128, 384, 0}, fp8, false);
+        add({"", {40, 16, 8}, 256, 640, 640}, fp8, false);  // some rows of few experts
+        add({"", {90, 16, 8, true}, 272, 528, 0}, fp8, false);
         add({"dense", {33, 0, 0}, 512, 0, 336}, fp8, false);
     }
     // The experts of a rank: all; an eighth of each one's width; an eighth of the experts, when all eight

@@ -293,6 +293,10 @@ TEST(MoeCuda, agrees_with_loops_in_double) {
                                            {20, 1024, 16, 4, 128, 64, fp8, false, true},
                                            {90, 1024, 8, 4, 112, 64, fp8, true, false, true},
                                            {130, 1024, 3, 2, 128, 128, fp8},
+                                           // Some rows of few experts: three consumers in e4m3.
+                                           {40, 256, 16, 8, 640, 64, fp8},
+                                           {90, 272, 16, 8, 528, 544, fp8, true, true},
+                                           {63, 144, 12, 3, 1040, 0, fp8, true, false, true},
                                            // A thread of the plan has more pairs than it keeps in registers.
                                            {4200, 32, 16, 8, 16, 0, fp8, true, true}};
         expect_agreement(shapes);
@@ -370,8 +374,9 @@ TEST(MoeCuda, a_token_of_narrow_experts_has_the_same_bits_in_any_batch) {
 TEST(MoeCuda, a_token_has_the_same_bits_in_any_batch_and_in_a_graph) {
     for (const bool fp8 : {false, true}) {
         // Narrow, middle and wide tiles, and x in the order of the rows or not.
-        for (const Shape& shape : {Shape{400, 256, 4, 2, 128, 128, fp8}, Shape{400, 128, 2, 1, 512, 64, fp8},
-                                   Shape{300, 256, 12, 8, 192, 128, fp8}}) {
+        for (const Shape& shape :
+             {Shape{400, 256, 4, 2, 128, 128, fp8}, Shape{400, 128, 2, 1, 512, 64, fp8},
+              Shape{300, 256, 12, 8, 192, 128, fp8}, Shape{300, 256, 12, 8, 640, 128, fp8}}) {
             Case test_case(shape);
             const std::vector<float> all = test_case.run(shape.tokens, false, true);
             for (const int64_t tokens : {1, 17, 20, 50, 140, 300}) {
@@ -389,7 +394,8 @@ TEST(MoeCuda, what_is_no_number_shows_there_and_nowhere_else) {
         for (const Shape& shape :
              {Shape{8, 256, 16, 8, 128, 64, fp8}, Shape{30, 256, 32, 8, 144, 64, fp8},
               Shape{70, 256, 16, 8, 192, 0, fp8}, Shape{400, 128, 9, 8, 528, 64, fp8},
-              Shape{90, 144, 6, 3, 128, 64, fp8, true, true}, Shape{400, 128, 9, 8, 192, 192, fp8}}) {
+              Shape{90, 144, 6, 3, 128, 64, fp8, true, true}, Shape{400, 128, 9, 8, 192, 192, fp8},
+              Shape{30, 256, 12, 8, 528, 0, fp8}}) {
             Case plain(shape);
             Case spoiled(shape);
             spoiled.spoil_token(4);

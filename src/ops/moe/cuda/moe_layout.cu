@@ -80,10 +80,20 @@ int64_t shared_item_rows(const MoeCudaTensors& tensors, int64_t tokens, int64_t 
     return best;
 }
 
-// Routed experts with many rows, e4m3.
-bool takes_thirds(const MoeCudaTensors& t, int64_t pairs, int tile_max) {
-    return t.dtype == DType::kFloat8E4M3 && !t.grouped() && t.experts > 0 && pairs > 0 &&
-           tile_max == WideShape::kTileMax;
+// Up to so many rounds of the blocks' gate and up tiles 192 rows of weights are better than 256: the last
+// round weighs more.
+constexpr int64_t kFewRounds = 4;
+
+// Routed experts with many rows, or some rows and few experts; e4m3.
+bool takes_thirds(const MoeCudaTensors& t, int64_t pairs, int tile_max, int64_t sm_count) {
+    if (t.dtype != DType::kFloat8E4M3 || t.grouped() || t.experts == 0 || pairs == 0) {
+        return false;
+    }
+    const int64_t tiles = t.experts * ((t.width + ExpertsThirds::kOutputs - 1) / ExpertsThirds::kOutputs);
+    return tile_max == WideShape::kTileMax ||
+           (tile_max == ExpertsShortThirds::kTileMax &&
+            !is_short(std::max(t.width, t.shared_width), dtype_size(t.dtype)) &&
+            tiles <= kFewRounds * sm_count);
 }
 // How many experts' first items are the first routed ones: as many as the blocks' first tiles reach, if
 // nearly all experts have tokens, and one item each, since neighbours share their weights. Grouped: none, its
@@ -140,7 +150,7 @@ MoeLayout make_layout(const MoeCudaTensors& tensors, int64_t tokens, int64_t k, 
     layout.x_sorted = grouped ? tensors.width >= kSortedWidth && tokens * k / tensors.experts >= kSortedMean
                               : tensors.experts == 0 && layout.tile_max == WideShape::kTileMax;
     layout.routed_rows = tokens * k;
-    layout.thirds = takes_thirds(tensors, layout.routed_rows, layout.tile_max);
+    layout.thirds = takes_thirds(tensors, layout.routed_rows, layout.tile_max, sm_count);
     const bool shared = tensors.shared_width > 0 && !grouped;
     layout.rows = layout.routed_rows + (shared ? tokens : 0);
     layout.act_width = shared ? std::max(tensors.width, tensors.shared_width) : tensors.width;

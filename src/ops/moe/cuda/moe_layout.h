@@ -20,7 +20,7 @@ int64_t round_up(int64_t value, int64_t to);
 
 struct MoeLayout {
     int tile_max = 0;
-    bool thirds = false;  // tiles are those of ExpertsThirds
+    bool thirds = false;  // tiles are those of ExpertsThirdsShape
     bool x_sorted = false;
     int64_t routed_rows = 0;
     int64_t rows = 0;
