@@ -17,8 +17,15 @@ __device__ __forceinline__ uint4 load_row_piece(const __nv_bfloat16* from) {
     return raw;
 }
 
-// Eight columns of a token. K rows at once are on their way.
-template <int K>
+// 128 bytes of a row, which the warp has read: the level-2 cache need not write them to memory. `read`: what
+// was made of them.
+__device__ __forceinline__ void drop_line(const __nv_bfloat16* line, float read) {
+    asm volatile("discard.global.L2 [%0], 128;" ::"l"(line), "f"(read) : "memory");
+}
+
+// Eight columns of a token. K rows at once are on their way; Own: rows are the pairs' own, so that they need
+// not wait for `slots`.
+template <int K, bool Own>
 __device__ __forceinline__ void combine_columns(const CombineArgs& args, int token, int column) {
     const int32_t* slots = args.slots + static_cast<int64_t>(token) * args.k;
     const float* weights = args.weights + static_cast<int64_t>(token) * args.k;
@@ -33,22 +40,23 @@ __device__ __forceinline__ void combine_columns(const CombineArgs& args, int tok
     }
     float sum[8] = {};
     const int k = K > 1 ? K : args.k;
+    const auto there = [&args](int slot) { return slot >= 0 && (!Own || slot < args.own_below); };
     for (int first = 0; first < k; first += K) {
-        int rows[K];
+        int row[K];  // or the id
         float shares[K];
         uint4 raw[K];
 #pragma unroll
         for (int i = 0; i < K; ++i) {
-            rows[i] = slots[first + i];
+            row[i] = slots[first + i];
             shares[i] = weights[first + i];
         }
 #pragma unroll
         for (int i = 0; i < K; ++i) {
-            raw[i] = rows[i] >= 0 ? load(rows[i]) : make_uint4(0, 0, 0, 0);
+            raw[i] = Own ? load(token * k + first + i) : row[i] >= 0 ? load(row[i]) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int i = 0; i < K; ++i) {
-            if (rows[i] >= 0) {
+            if (there(row[i])) {
                 float part[8];
                 unpack_bf16x8(raw[i], part);
 #pragma unroll
@@ -66,6 +74,15 @@ __device__ __forceinline__ void combine_columns(const CombineArgs& args, int tok
             sum[c] = round_bf16(sum[c]) + part[c];
         }
     }
+    if (Own && args.drop_rows && threadIdx.x % 8 == 0) {
+        for (int i = 0; i < k; ++i) {
+            drop_line(args.out + static_cast<int64_t>(token * k + i) * args.hidden + column, sum[0]);
+        }
+        if (args.shared_row >= 0) {
+            drop_line(args.out + static_cast<int64_t>(args.shared_row + token) * args.hidden + column,
+                      sum[0]);
+        }
+    }
     float residual[8];
     unpack_bf16x8(before, residual);
 #pragma unroll
@@ -78,13 +95,13 @@ __device__ __forceinline__ void combine_columns(const CombineArgs& args, int tok
 inline constexpr int kCombineThreads = 128;
 
 // Reads k + 1 rows and y, writes y: tokens * (k + 3) * 2 * hidden bytes. K: k, or 1 for any.
-template <int K>
+template <int K, bool Own>
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineArgs args) {
     wait_for_previous_kernel();
     let_next_kernel_start();
     const int column = static_cast<int>(blockIdx.x * kCombineThreads + threadIdx.x) * 8;
     if (column < args.hidden) {
-        combine_columns<K>(args, static_cast<int>(blockIdx.y), column);
+        combine_columns<K, Own>(args, static_cast<int>(blockIdx.y), column);
     }
 }
 
@@ -92,10 +109,13 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineArgs ar
 
 void launch_combine(cudaStream_t stream, const CombineArgs& args, int64_t tokens) {
     const int64_t blocks = (args.hidden / 8 + kCombineThreads - 1) / kCombineThreads;
+    const auto kernel = args.own_below > 0
+                            ? (args.k == 8 ? combine_kernel<8, true> : combine_kernel<1, true>)
+                            : (args.k == 8 ? combine_kernel<8, false> : combine_kernel<1, false>);
     cuda_check(launch_dependent({.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(tokens)),
                                  .threads = kCombineThreads,
                                  .stream = stream},
-                                args.k == 8 ? combine_kernel<8> : combine_kernel<1>, args));
+                                kernel, args));
 }
 
 }  // namespace tessera::cuda

@@ -10,12 +10,17 @@ namespace tessera::cuda {
 
 struct CombineArgs {
     const __nv_bfloat16* out = nullptr;  // [rows, hidden]
-    const int32_t* slots = nullptr;      // [tokens, k]
-    const float* weights = nullptr;      // [tokens, k]
+    const int32_t* slots = nullptr;      // [tokens, k]: the pairs' rows, below 0 without one
+    // > 0: a pair's row is its own number, and `slots` are ids of experts, which count in [0, own_below).
+    int32_t own_below = 0;
+    const float* weights = nullptr;  // [tokens, k]
     int32_t hidden = 0;
     int32_t k = 0;
     int32_t shared_row = -1;     // of token 0; -1 without a shared expert
     __nv_bfloat16* y = nullptr;  // [tokens, hidden]
+    // Rows that are added are not written to memory. REQUIRES: own_below, hidden a multiple of 64, out
+    // 128-byte aligned.
+    bool drop_rows = false;
 };
 
 void launch_combine(cudaStream_t stream, const CombineArgs& args, int64_t tokens);

@@ -13,6 +13,9 @@ namespace {
 // added.
 constexpr int64_t kKeepBytes = 20 << 20;
 
+// From so many bytes on it pays that they are not written to memory afterwards.
+constexpr int64_t kDropBytes = 12 << 20;
+
 // Whether the routed and the shared experts read the same fp8 activations.
 bool one_input(const MoeCudaTensors& t) {
     return t.experts == 0 || t.shared_width == 0 || t.input_scale == t.shared_input_scale;
@@ -199,6 +202,27 @@ CombineArgs combine_args(const MoeCudaArgs& args, const MoeLayout& layout, const
             .k = static_cast<int32_t>(args.k),
             .shared_row = shared_row,
             .y = static_cast<__nv_bfloat16*>(args.y)};
+}
+
+CombineArgs combine_own_args(const MoeCudaArgs& args, const MoeLayout& layout, int32_t shared_row) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    CombineArgs out = combine_args(args, layout, {}, shared_row);
+    out.slots = args.chosen;
+    out.own_below = static_cast<int32_t>(t.experts);
+    out.drop_rows = t.hidden % 64 == 0 && layout.rows * t.hidden * 2 >= kDropBytes;
+    return out;
+}
+
+NarrowSizes narrow_sizes(const MoeCudaArgs& args) {
+    const MoeCudaTensors& t = args.weights->tensors;
+    return {.tokens = args.tokens, .k = args.k, .experts = t.experts, .width = t.width, .hidden = t.hidden};
+}
+
+NarrowChoices narrow_choices(const MoeCudaArgs& args, int64_t shared_tokens) {
+    return {.chosen = args.chosen,
+            .pairs = static_cast<int32_t>(args.tokens * args.k),
+            .experts = static_cast<int32_t>(args.weights->tensors.experts),
+            .shared_tokens = static_cast<int32_t>(shared_tokens)};
 }
 
 }  // namespace tessera::cuda

@@ -5,6 +5,7 @@
 
 #include "ops/moe/cuda/combine.h"
 #include "ops/moe/cuda/moe_layout.h"
+#include "ops/moe/cuda/narrow.h"
 #include "ops/moe/cuda/plan.h"
 
 namespace tessera::cuda {
@@ -31,8 +32,14 @@ ExpertsArgs experts_args(const MoeCudaArgs& args, const MoeLayout& layout, const
 void launch_experts(cudaStream_t stream, const ExpertsArgs& args, const MoeLayout& layout, bool fp8,
                     int blocks);
 
+// What the kernels of narrow experts ask. shared_tokens: see NarrowChoices.
+NarrowSizes narrow_sizes(const MoeCudaArgs& args);
+NarrowChoices narrow_choices(const MoeCudaArgs& args, int64_t shared_tokens);
+
 // shared_row: of token 0 in out; -1 without a shared expert.
 CombineArgs combine_args(const MoeCudaArgs& args, const MoeLayout& layout, const PlanArgs& plan,
                          int32_t shared_row);
+// The same where a pair's row of out is its own number.
+CombineArgs combine_own_args(const MoeCudaArgs& args, const MoeLayout& layout, int32_t shared_row);
 
 }  // namespace tessera::cuda

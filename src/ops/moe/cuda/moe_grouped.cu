@@ -106,11 +106,6 @@ void few_w4(cudaStream_t stream, const GroupedCall& call, std::byte* exchange) {
     few_experts_w4_cuda(stream, call.args, {.exchange = exchange, .more = call.shared_out()});
 }
 
-NarrowSizes narrow_sizes(const MoeCudaArgs& args) {
-    const MoeCudaTensors& t = args.weights->tensors;
-    return {.tokens = args.tokens, .k = args.k, .experts = t.experts, .width = t.width, .hidden = t.hidden};
-}
-
 // Rows of an item where narrow_w4.cuh serves the call, else 0: with more rows an expert the products limit.
 int narrow_rows(const MoeCudaArgs& args) {
     const int64_t mean = args.tokens * args.k / args.weights->tensors.experts;
@@ -127,10 +122,6 @@ void launch_inputs_of(cudaStream_t stream, const GroupedCall& call) {
                           .x8 = plan.x8,
                           .x_scale = plan.x_scale,
                           .hidden = plan.hidden,
-                          .chosen = args.chosen,
-                          .k = plan.k,
-                          .experts = plan.experts,
-                          .slots = plan.slots,
                           .counters = plan.more_counters,
                           .counters_count = plan.more_counters_count},
                          args.tokens);
@@ -173,10 +164,8 @@ void narrow_w4(cudaStream_t stream, const GroupedCall& call, int rows) {
         shared->launch(stream, call.shared_out());
     }
     launch_narrow_w4(stream,
-                     {.chosen = args.chosen,
-                      .pairs = static_cast<int32_t>(layout.routed_rows),
+                     {.choices = narrow_choices(args, 0),
                       .k = plan.k,
-                      .experts = plan.experts,
                       .hidden = plan.hidden,
                       .early = shared == nullptr,
                       .x = plan.x8,
@@ -233,12 +222,13 @@ void moe_grouped(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchan
         few_w4(stream, call, exchange + few_exchange_bytes());
         return;
     }
+    const int32_t shared_row = beside.has_value() ? static_cast<int32_t>(layout.routed_rows) : -1;
     if (const int rows = int4 ? narrow_rows(args) : 0; rows > 0) {
         narrow_w4(stream, call, rows);
-    } else {
-        tiles(stream, call);
+        launch_combine(stream, combine_own_args(args, layout, shared_row), args.tokens);
+        return;
     }
-    const int32_t shared_row = beside.has_value() ? static_cast<int32_t>(layout.routed_rows) : -1;
+    tiles(stream, call);
     launch_combine(stream, combine_args(args, layout, plan, shared_row), args.tokens);
 }
 

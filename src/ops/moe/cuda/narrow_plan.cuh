@@ -1,4 +1,5 @@
-// How the clusters of narrow_w4.cuh share the experts' rows: each block works it out for itself.
+// How the clusters of narrow_w4.cuh and narrow_fp8.cuh share the experts' rows: each block works it out for
+// itself.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 #include "ops/common/cuda/async_copy.cuh"
 #include "ops/common/cuda/cluster.cuh"
 #include "ops/moe/cuda/experts.cuh"
-#include "ops/moe/cuda/narrow_w4.h"
+#include "ops/moe/cuda/narrow.h"
 
 namespace tessera::cuda {
 
@@ -28,13 +29,18 @@ struct NarrowPlan {
     int32_t* counts = nullptr;    // [kNarrowExpertsMax], then the places
     int32_t* warps = nullptr;     // [kNarrowThreads / 32]
     NarrowItem* items = nullptr;  // [kNarrowItemsMax + 1]: this cluster's, then one without rows
-    uint16_t* pairs = nullptr;    // [kNarrowItemsMax, RowsMax]: the items' rows
+    // [kNarrowItemsMax, RowsMax]: the items' rows; of the expert of all tokens `pairs` + the token
+    uint16_t* pairs = nullptr;
 };
 
-// By all threads: the cluster's items. All items in the order of the experts are dealt to the clusters in
-// turn; an expert has no more items than there are clusters. The code is kept short: it comes from memory.
+// By all threads: the cluster's items. All items, first those of all tokens, then in the order of the
+// experts, are dealt to the clusters in turn; an expert has no more items than there are clusters. Returns
+// how many there are. The code is kept short: it comes from memory.
 template <int RowsMax>
-__device__ __forceinline__ void narrow_plan(const NarrowW4Args& args, const NarrowPlan& plan) {
+__device__ __forceinline__ int narrow_plan(const NarrowChoices& args, const NarrowPlan& plan) {
+    const int clusters = static_cast<int>(gridDim.x / 2);
+    const int cluster = static_cast<int>(blockIdx.x / 2);
+    const ExpertsCut shared = experts_cut(args.shared_tokens, RowsMax);
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     auto* counts = reinterpret_cast<int2*>(plan.counts) + thread;
@@ -63,10 +69,13 @@ __device__ __forceinline__ void narrow_plan(const NarrowW4Args& args, const Narr
     }
     __syncthreads();
     const int others = plan.warps[lane % (kNarrowThreads / 32)];
-    const int total = __reduce_add_sync(0xFFFFFFFFu, lane < kNarrowThreads / 32 ? others : 0);
-    int index = upto - items + __reduce_add_sync(0xFFFFFFFFu, lane < thread / 32 ? others : 0);
-    const int clusters = static_cast<int>(gridDim.x / 2);
-    const int cluster = static_cast<int>(blockIdx.x / 2);
+    const int total = shared.items + __reduce_add_sync(0xFFFFFFFFu, lane < kNarrowThreads / 32 ? others : 0);
+    int index = shared.items + upto - items + __reduce_add_sync(0xFFFFFFFFu, lane < thread / 32 ? others : 0);
+    for (int i = thread; i * clusters + cluster < shared.items; i += kNarrowThreads) {
+        const int first = (i * clusters + cluster) * shared.rows;
+        plan.items[i] = {
+            .expert = args.experts, .rows = min(shared.rows, args.shared_tokens - first), .first = -1};
+    }
     int place = 0;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
@@ -94,11 +103,14 @@ __device__ __forceinline__ void narrow_plan(const NarrowW4Args& args, const Narr
         plan.items[i] = {};
     }
     __syncthreads();
+    return total;
 }
 
 // By the cluster's first block: the pairs of its items, into both blocks.
 template <int RowsMax>
-__device__ __forceinline__ void narrow_list(const NarrowW4Args& args, const NarrowPlan& plan) {
+__device__ __forceinline__ void narrow_list(const NarrowChoices& args, const NarrowPlan& plan) {
+    const int clusters = static_cast<int>(gridDim.x / 2);
+    const int cluster = static_cast<int>(blockIdx.x / 2);
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
     const auto list = [&](int item, int row, int pair) {
@@ -108,6 +120,13 @@ __device__ __forceinline__ void narrow_list(const NarrowW4Args& args, const Narr
                      "h"(static_cast<uint16_t>(pair))
                      : "memory");
     };
+    const ExpertsCut shared = experts_cut(args.shared_tokens, RowsMax);
+    for (int i = thread / RowsMax; i * clusters + cluster < shared.items; i += kNarrowThreads / RowsMax) {
+        const int row = thread % RowsMax;
+        if (row < plan.items[i].rows) {
+            list(i, row, args.pairs + (i * clusters + cluster) * shared.rows + row);
+        }
+    }
     // The rows of an item are in no fixed order;
 #pragma unroll 4
     for (int pair = thread; pair < args.pairs; pair += kNarrowThreads) {

@@ -530,11 +530,11 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) __cluster_dims__(2)
     }
     // The barriers are fenced.
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-    narrow_plan<Shape::kRowsMax>(args, memory.plan());
+    narrow_plan<Shape::kRowsMax>(args.choices, memory.plan());
     cluster_wait();  // the other block runs, and its barriers are there
     // Before the weights are asked for: the code for it would come from memory behind them (2 to 6 us).
     if (cluster_rank() == 0) {
-        narrow_list<Shape::kRowsMax>(args, memory.plan());
+        narrow_list<Shape::kRowsMax>(args.choices, memory.plan());
     }
     cluster_arrive();
     if (warpgroup == kNarrowConsumers) {
@@ -574,11 +574,6 @@ __global__ void __launch_bounds__(kNarrowInputThreads) narrow_inputs_kernel(Narr
     RowPieces<kGroupedHiddenMax / (8 * kNarrowInputThreads)> pieces;
     pieces.load(work, thread, kNarrowInputThreads);
     warps[thread / 32] = pieces.largest();
-    for (int i = thread; i < args.k; i += kNarrowInputThreads) {
-        const int64_t pair = row * args.k + i;
-        const int id = args.chosen[pair];
-        args.slots[pair] = id >= 0 && id < args.experts ? static_cast<int32_t>(pair) : -1;
-    }
     for (auto i = static_cast<int>(row) * kNarrowInputThreads + thread; i < args.counters_count;
          i += static_cast<int>(gridDim.x) * kNarrowInputThreads) {
         args.counters[i] = 0;

@@ -5,23 +5,20 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ops/moe/cuda/narrow.h"
+
 namespace tessera::cuda {
 
-inline constexpr int kNarrowWidth = 192;      // of an expert: the only one
-inline constexpr int kNarrowPairsMax = 8192;  // tokens * k
 // Rows of an item: one of these.
 inline constexpr int kNarrowShortRows = 32;
 inline constexpr int kNarrowSomeRows = 48;
 inline constexpr int kNarrowManyRows = 64;
-inline constexpr int kNarrowItemsMax = 24;  // of a cluster
 
 struct NarrowW4Args {
-    const int32_t* chosen = nullptr;  // [pairs]
-    int32_t pairs = 0;                // tokens * k
+    NarrowChoices choices;
     int32_t k = 0;
-    int32_t experts = 0;
     int32_t hidden = 0;
-    bool early = false;                // `chosen` is there before the kernel before this one has ended
+    bool early = false;                // the choices are there before the kernel before this one has ended
     const uint8_t* x = nullptr;        // [tokens, hidden] e4m3
     const float* x_scale = nullptr;    // [tokens]
     const uint8_t* gate_up = nullptr;  // [experts, w4_gate_up_bytes()]
@@ -29,29 +26,16 @@ struct NarrowW4Args {
     uint8_t* out = nullptr;            // [pairs, hidden] bfloat16
 };
 
-// What goes before: x in e4m3 with a scale for each token, the rows of out for combine, and counters of
-// another launch.
+// What goes before: x in e4m3 with a scale for each token, and counters of another launch.
 struct NarrowInputsArgs {
     const uint16_t* x = nullptr;  // [tokens, hidden] bfloat16
     uint8_t* x8 = nullptr;
     float* x_scale = nullptr;
     int32_t hidden = 0;
-    const int32_t* chosen = nullptr;  // [tokens, k]
-    int32_t k = 0;
-    int32_t experts = 0;
-    int32_t* slots = nullptr;     // [tokens, k]: the pair's number, -1 without an expert
     int32_t* counters = nullptr;  // set to 0
     int32_t counters_count = 0;
 };
 
-// Of a call: what narrow_w4_serves() and narrow_few_serves() ask.
-struct NarrowSizes {
-    int64_t tokens = 0;
-    int64_t k = 0;
-    int64_t experts = 0;
-    int64_t width = 0;
-    int64_t hidden = 0;
-};
 // Whether the kernel takes so many.
 bool narrow_w4_serves(const NarrowSizes& sizes, int rows_max, int multiprocessors);
 void launch_narrow_inputs(cudaStream_t stream, const NarrowInputsArgs& args, int64_t tokens);
