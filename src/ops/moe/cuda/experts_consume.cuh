@@ -8,6 +8,7 @@
 #include "ops/common/cuda/dependent_launch.cuh"
 #include "ops/common/cuda/shared_access.cuh"
 #include "ops/common/cuda/wgmma_shapes.cuh"
+#include "ops/moe/cuda/act_pairs.cuh"
 #include "ops/moe/cuda/experts.cuh"
 #include "ops/moe/cuda/swiglu.cuh"
 
@@ -401,51 +402,31 @@ __device__ __forceinline__ void store_act_narrow(const float (&sums)[N / 2], con
         }
     }
 }
-// The same through shared memory: of 32 outputs, 8 by each warp. A matrix has 8 outputs by 8 pairs of
-// neighbouring tokens, and each row of the buffer both tokens of a pair, byte by byte.
+// The same of 32 outputs through shared memory.
 template <int N>
 __device__ __forceinline__ void store_act_pairs(const float (&sums)[N / 2], const ExpertsScales& scales,
                                                 const ExpertsTarget& to) {
     const int thread = static_cast<int>(threadIdx.x % 128);
-    const int lane = thread % 32;
-    const auto place = [](int row, int piece) {
-        return static_cast<uint32_t>(row * 64 + ((piece ^ ((row >> 1) & 3)) << 4));
-    };
 #pragma unroll
     for (int j = 0; j < N / 16; ++j) {
-        if (!to.has_piece(j)) {
-            continue;
+        if (to.has_piece(j)) {
+            store_transposed_if(to.rows, to.buffer + act_pairs_put(j),
+                                act_pairs_matrix(sums + 8 * j, scales));
         }
-        uint32_t matrix = 0;
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            const float* sum = sums + 8 * j + 4 * m;
-            const uint32_t pair = pack_bf16(swiglu(sum[0] * scales.gate, sum[2] * scales.up),
-                                            swiglu(sum[1] * scales.gate, sum[3] * scales.up));
-            const uint32_t both =
-                pack_e4m3(low_bf16(pair) * scales.inverse_output, high_bf16(pair) * scales.inverse_output);
-            matrix |= both << 16 * m;
-        }
-        store_transposed_if(to.rows, to.buffer + place(8 * j + lane % 8, thread / 32), matrix);
     }
     group_barrier(to.barrier, 128);
-    const auto even = [](uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x6420); };
-    const auto odd = [](uint32_t low, uint32_t high) { return __byte_perm(low, high, 0x7531); };
     const int half = thread % 2;
     const int column = to.column + half * 16;
 #pragma unroll
     for (int i = 0; i < (N + 127) / 128; ++i) {
         const int row = thread / 2 + 64 * i;  // of the buffer
-        const int token = row / 8 * 16 + row % 2 * 8 + row % 8 / 2 * 2;
+        const int token = act_pairs_token(row);
         if (token < to.rows && column < to.columns) {
-            const uint4 a = load_shared_16(to.buffer + place(row, 2 * half));
-            const uint4 b = load_shared_16(to.buffer + place(row, 2 * half + 1));
+            const ActPair pair = act_pairs_get(to.buffer, row, half);
             uint8_t* out = to.out + token * to.stride + column;
-            *reinterpret_cast<uint4*>(out) =
-                make_uint4(even(a.x, a.y), even(a.z, a.w), even(b.x, b.y), even(b.z, b.w));
+            *reinterpret_cast<uint4*>(out) = pair.even;
             if (token + 1 < to.rows) {
-                *reinterpret_cast<uint4*>(out + to.stride) =
-                    make_uint4(odd(a.x, a.y), odd(a.z, a.w), odd(b.x, b.y), odd(b.z, b.w));
+                *reinterpret_cast<uint4*>(out + to.stride) = pair.odd;
             }
         }
     }
