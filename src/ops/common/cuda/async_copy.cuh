@@ -136,6 +136,17 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap* map, co
     }
 }
 
+// The same of five dimensions for data that is read once.
+__device__ __forceinline__ void copy_box_once(uint32_t to, const CUtensorMap* map, const int (&place)[5],
+                                              uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
+        "l"(map), "r"(place[0]), "r"(place[1]), "r"(place[2]), "r"(place[3]), "r"(place[4]), "r"(barrier),
+        "l"(policy_to_leave())
+        : "memory");
+}
+
 // The same to the twins of `to` in both blocks of a cluster of two; the twins of `barrier` get the bytes.
 __device__ __forceinline__ void copy_box_to_both(uint32_t to, const CUtensorMap* map, const int (&place)[4],
                                                  uint32_t barrier) {

@@ -5,7 +5,8 @@
 // down; combine. Before them x is quantised, if the caller has not. All sizes that depend on the routing stay
 // on the device. Each may start while the one before it ends (ops/common/cuda/dependent_launch.cuh). Up to
 // 1,024 pairs, of 256 experts or fewer and of 64 rows or fewer each, every block of the second makes the plan
-// for itself. Up to 8 tokens take one launch and no list.
+// for itself. Up to 8 tokens take one launch and no list; fp8 experts of width 192, from 40 pairs on and with
+// up to 48 rows each, two launches without a plan (narrow_fp8.cuh).
 //
 // Routed experts may be grouped: int4 (kInt4), or e4m3 with a scale for each block of 128 x 128
 // (fp8_blocks), with e4m3 activations whose scales are made here: one a token, one a row of act. Groups of
@@ -65,7 +66,7 @@ struct MoeCudaTensors {
 struct MoeCudaMaps {
     CUtensorMap gate_up;
     CUtensorMap gate_up_fine;    // for few tokens
-    CUtensorMap gate_up_thirds;  // of ExpertsThirdsShape, e4m3
+    CUtensorMap gate_up_thirds;  // of ExpertsThirdsShape and narrow_fp8.cuh, e4m3
     CUtensorMap down;
     CUtensorMap down_fine;
     CUtensorMap down_thirds;

@@ -358,9 +358,28 @@ TEST(MoeCuda, narrow_experts_of_many_tokens_agree_with_loops_in_double) {
                       {4097, 64, 4, 1, 192, 192, true}});
 }
 
+// By clusters (narrow_fp8.cuh): items of all widths, some an expert or none, and rounds of few clusters.
+TEST(MoeCuda, narrow_experts_of_some_tokens_agree_with_loops_in_double) {
+    expect_agreement({{7, 256, 40, 8, 192, 192, true},
+                      {9, 256, 40, 8, 192, 0, true},
+                      {16, 512, 64, 8, 192, 192, true, false},
+                      {33, 1024, 48, 4, 192, 192, true},
+                      {63, 256, 40, 8, 192, 192, true, true, true},
+                      {90, 256, 40, 8, 192, 192, true, true, false, false, true},
+                      {70, 256, 200, 8, 192, 0, true},
+                      {100, 256, 36, 8, 192, 192, true, false, false, true},
+                      {110, 256, 40, 8, 192, 192, true, true, true, true},
+                      {130, 256, 96, 5, 192, 0, true, true, true, false, false, true},
+                      {110, 256, 70, 8, 192, 192, true},
+                      {150, 256, 180, 8, 192, 192, true, false},
+                      {600, 256, 100, 3, 192, 0, true, true, false, true},
+                      {700, 256, 40, 1, 192, 192, true}});
+}
+
 TEST(MoeCuda, a_token_of_narrow_experts_has_the_same_bits_in_any_batch) {
     for (const Shape& shape :
-         {Shape{1100, 128, 12, 8, 192, 192, true, false}, Shape{2100, 64, 24, 5, 192, 0, true, true, true}}) {
+         {Shape{1100, 128, 12, 8, 192, 192, true, false}, Shape{2100, 64, 24, 5, 192, 0, true, true, true},
+          Shape{1100, 256, 40, 8, 192, 192, true, false}, Shape{1100, 512, 50, 5, 192, 0, true}}) {
         Case test_case(shape);
         const std::vector<float> all = test_case.run(shape.tokens, false, true);
         for (const int64_t tokens : {1, 63, 65, 127, 128, 129, 140, 300, 513, 1024, 1025}) {

@@ -267,6 +267,8 @@ TEST(MoeSlicesCuda, ranks_add_up_to_the_layer) {
               Shape{8, 256, 48, 8, 384, 192, 2},     //
               Shape{8, 128, 96, 8, 768, 0, 2},       //
               Shape{24, 256, 192, 8, 128, 64, 2},    // a plan of each block
+              Shape{60, 256, 96, 8, 192, 192, 2},    // narrow fp8 experts by clusters
+              Shape{200, 256, 192, 8, 192, 0, 4},    //
               Shape{120, 128, 96, 8, 384, 128, 2},   //
               Shape{12, 64, 514, 8, 48, 48, 2},      // plan_kernel, and with early tiles
               Shape{300, 128, 48, 4, 192, 64, 2},    //
@@ -332,8 +334,8 @@ TEST(MoeSlicesCuda, a_rank_without_a_pair_adds_the_shared_expert_alone) {
             for (const Shape& shape :
                  {Shape{1, 256, 24, 8, 192, shared, 1}, Shape{8, 256, 48, 8, 384, shared, 1},
                   Shape{24, 256, 96, 8, 128, shared, 1}, Shape{12, 64, 300, 8, 48, shared, 1},
-                  Shape{300, 128, 24, 4, 192, shared, 1}, Shape{600, 64, 4, 4, 768, shared, 1},
-                  Shape{2500, 32, 16, 8, 48, shared, 1}}) {
+                  Shape{70, 256, 96, 8, 192, shared, 1}, Shape{300, 128, 24, 4, 192, shared, 1},
+                  Shape{600, 64, 4, 4, 768, shared, 1}, Shape{2500, 32, 16, 8, 48, shared, 1}}) {
                 expect_nothing_routed({dtype}, shape);
             }
         }
