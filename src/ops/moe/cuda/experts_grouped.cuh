@@ -189,7 +189,7 @@ __device__ __forceinline__ void grouped_multiply_broad(float (&sums)[2][N / 2], 
     float part[N / 2];
     auto first = tile.weights(0);
     for (int step = 0; step < steps; ++step) {
-        const uint64_t rows = mma_descriptor(tile.stage());
+        const uint64_t rows = grouped_rows(tile.stage());
         grouped_issue<N>(part, first, rows);
         const auto second = tile.weights(1);
         mma_wait<0>();
@@ -217,7 +217,7 @@ __device__ __forceinline__ void grouped_multiply_in_turn(float (&sums)[Shape::kB
     GroupedTile<Shape, N> tile(me, rows_from);
     float part[N / 2];
     for (int step = 0; step < steps; ++step) {
-        const uint64_t rows = mma_descriptor(tile.stage());
+        const uint64_t rows = grouped_rows(tile.stage());
 #pragma unroll
         for (int block = 0; block < Shape::kBlocks; ++block) {
             const auto weights = tile.weights(block);

@@ -12,6 +12,13 @@
 
 namespace tessera::cuda {
 
+// The operand of rows in shared memory from `address` on, the same for the whole warp. The compiler knows so
+// by the shuffle, and makes the steps' operands by additions in uniform registers; otherwise it brings each
+// there by two instructions, for which its product waits.
+__device__ __forceinline__ uint64_t grouped_rows(uint32_t address) {
+    return mma_descriptor(__shfl_sync(0xFFFFFFFFu, address, 0));
+}
+
 // part = the group's products.
 template <int N, typename Weights>
 __device__ __forceinline__ void grouped_issue(float (&part)[N / 2], const Weights& weights, uint64_t rows) {
