@@ -23,7 +23,7 @@ constexpr int64_t kW8PairMean = 24;
 
 // int4: wide tiles from here on, rows an expert and (token, expert) pairs.
 constexpr int64_t kW4WideMean = 112;
-constexpr int64_t kW4WidePairs = 16384;
+constexpr int64_t kW4WidePairs = 8192;
 
 int choose_w4_tile(const MoeCudaTensors& tensors, int64_t mean, int64_t pairs) {
     if (mean <= kW4FewMean &&
