@@ -39,6 +39,9 @@ __device__ __forceinline__ float2 load_relaxed_2(const float* from) {
 __device__ __forceinline__ void store_relaxed(void* to, uint32_t value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
+__device__ __forceinline__ void store_relaxed_half(uint16_t* to, uint16_t value) {
+    asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(value) : "memory");
+}
 __device__ __forceinline__ void store_relaxed_byte(uint8_t* to, uint32_t value) {
     asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }

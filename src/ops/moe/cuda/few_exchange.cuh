@@ -1,9 +1,9 @@
 // How the blocks of one launch hand act to each other.
 //
 // Act needs no flag and no fence: a word is valid once it differs from kFewUnwritten, which no results are
-// (few_one.cuh: a byte, once it differs from 0xFF). Two areas take turns; each call marks the other one's
-// words again. All blocks of a launch are resident, and a block has stored all of its act before it waits for
-// any, so none waits forever.
+// (few_one.cuh: a byte, once it differs from 0xFF; few_one_w4.cuh: half a word). Two areas take turns; each
+// call marks the other one's words again. All blocks of a launch are resident, and a block has stored all of
+// its act before it waits for any, so none waits forever.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct FewExchange {
 inline constexpr int64_t kFewExchangeBytes = (sizeof(FewExchange) + 255) / 256 * 256;
 
 // The area of this call. Called `arrivals` times by each launch, the same number in every launch that shares
-// the exchange: two a multiprocessor by few_experts_cuda(), one by few_experts_w4_cuda().
+// the exchange: two a multiprocessor with fp8, one with int4.
 __device__ __forceinline__ uint32_t few_turn(FewExchange* exchange, uint32_t arrivals) {
     const uint32_t before = atomicInc(&exchange->arrivals, 2 * arrivals - 1);
     return (before + 1) / arrivals & 1;

@@ -8,7 +8,7 @@
 namespace tessera {
 
 // Where the blocks hand act to each other; all bytes are 0xFF before the first call of all.
-// few_experts_cuda() and few_experts_w4_cuda() have one each: they differ in arrivals.
+// few_experts_cuda() has one, few_experts_w4_cuda() and few_one_w4_cuda() another: they differ in arrivals.
 int64_t few_exchange_bytes();
 
 // What few_experts_cuda() reads beside MoeCudaArgs, and its workspace.
@@ -36,5 +36,9 @@ struct FewExpertsW4Inputs {
 };
 bool few_experts_w4_serves(const MoeCudaArgs& args);
 void few_experts_w4_cuda(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsW4Inputs& inputs);
+
+// The same for one token.
+bool few_one_w4_serves(const MoeCudaArgs& args);
+void few_one_w4_cuda(cudaStream_t stream, const MoeCudaArgs& args, const FewExpertsW4Inputs& inputs);
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 // 128 inputs have float32 sums of their own. The shared expert is bfloat16 then, by a launch of its
 // own; with many rows an expert another copies x into their order. int4 experts of width 192 with up to 48
 // rows each need no plan (narrow_w4.cuh), and up to 16 tokens two kernels without rows of out
-// (narrow_few_w4.cuh).
+// (narrow_few_w4.cuh); one token of experts up to 192 wide takes one kernel (few_one_w4.cuh).
 //
 // Rounding: sums in float32; the SwiGLU result, each expert's output, the routed sum, routed + shared, and y
 // each round to bfloat16 (a float32 sum of the two bfloat16 outputs, rounded, is the same). A token adds its

@@ -98,12 +98,13 @@ struct GroupedCall {
     }
 };
 
-// exchange: of few_experts_w4_cuda().
+// exchange: of few_experts_w4_cuda() and few_one_w4_cuda().
 void few_w4(cudaStream_t stream, const GroupedCall& call, std::byte* exchange) {
     if (call.shared != nullptr) {
         call.shared->launch_few(stream, call.shared_out());
     }
-    few_experts_w4_cuda(stream, call.args, {.exchange = exchange, .more = call.shared_out()});
+    const auto launch = few_one_w4_serves(call.args) ? few_one_w4_cuda : few_experts_w4_cuda;
+    launch(stream, call.args, {.exchange = exchange, .more = call.shared_out()});
 }
 
 // Rows of an item where narrow_w4.cuh serves the call, else 0: with more rows an expert the products limit.
@@ -214,11 +215,16 @@ void moe_grouped(cudaStream_t stream, const MoeCudaArgs& args, std::byte* exchan
     }
     const GroupedCall call{args, layout, plan, beside.has_value() ? &*beside : nullptr};
     const bool int4 = t.dtype == DType::kInt4;
+    const bool shared_few = !beside.has_value() || few_experts_serves(beside->args);
+    if (int4 && shared_few && few_one_w4_serves(args)) {
+        few_w4(stream, call, exchange + few_exchange_bytes());
+        return;
+    }
     if (int4 && !args.batch_invariant && narrow_few_serves(narrow_sizes(args))) {
         narrow_few(stream, call);
         return;
     }
-    if (int4 && few_experts_w4_serves(args) && (!beside.has_value() || few_experts_serves(beside->args))) {
+    if (int4 && shared_few && few_experts_w4_serves(args)) {
         few_w4(stream, call, exchange + few_exchange_bytes());
         return;
     }

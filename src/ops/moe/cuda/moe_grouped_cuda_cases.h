@@ -215,6 +215,8 @@ CudaOpCase moe_grouped_cuda_case(const MoeGroupedSpec& spec, bool bench) {
 inline std::vector<CudaOpCase> moe_w4_cuda_cases() {
     std::vector<CudaOpCase> cases;
     for (const MoeGroupedSpec& spec : {MoeGroupedSpec{"", {1, 16, 4}, 256, 128},
+                                       MoeGroupedSpec{"", {1, 24, 8}, 4096, 192},
+                                       MoeGroupedSpec{"", {1, 16, 8, false, true}, 640, 192},
                                        MoeGroupedSpec{"", {7, 16, 4, true}, 256, 128},
                                        MoeGroupedSpec{"", {8, 24, 8}, 1152, 320},
                                        MoeGroupedSpec{"", {16, 6, 4}, 384, 64},

@@ -280,8 +280,8 @@ TEST(MoeSlicesCuda, ranks_add_up_to_the_layer) {
 }
 
 TEST(MoeSlicesCuda, ranks_of_int4_experts_add_up_to_the_layer) {
-    for (const Shape& shape : {Shape{1, 256, 96, 8, 128, 64, 2},   // few tokens
-                               Shape{8, 256, 48, 8, 384, 0, 2},    //
+    for (const Shape& shape : {Shape{1, 256, 96, 8, 192, 64, 2},   // one token
+                               Shape{8, 256, 48, 8, 384, 0, 2},    // few tokens
                                Shape{5, 384, 96, 8, 192, 64, 2},   // narrow experts of few tokens
                                Shape{16, 256, 192, 8, 192, 0, 2},  //
                                Shape{60, 256, 96, 8, 192, 64, 2},  // narrow experts without a plan
