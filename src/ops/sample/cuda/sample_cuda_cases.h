@@ -249,6 +249,28 @@ inline std::vector<CudaOpCase> sample_few_cases() {
     return cases;
 }
 
+// Penalties that lower few or many of the best tokens, a little or by far.
+inline void edit_to_seen_bests(SampleRowArgs& row, OpRandom& random, SampleCase& data) {
+    row.temperature = 0.05f + random.uniform() * 0.05f;
+    row.top_k = static_cast<int32_t>(1 + random.below(110));
+    row.top_p = random.below(2) == 0 ? 0.9f : 1.0f;
+    row.min_p = random.below(4) == 0 ? 0.1f : 0.0f;
+    row.repetition_penalty = random.below(2) == 0 ? 1.1f : 1.0002f;
+    row.frequency_penalty = random.below(2) == 0 ? 0.01f : 0.0f;
+    row.presence_penalty = random.below(2) == 0 ? 0.002f : 0.0f;
+    data.add_history(row, random);
+    std::vector<float> best(row.logits, row.logits + data.vocab());
+    const int64_t count = std::min(random.below(3) * random.below(200), data.vocab() - 1);
+    std::nth_element(best.begin(), best.begin() + count, best.end(), std::greater<>());
+    for (int64_t i = 0; i < data.vocab(); ++i) {
+        if (row.logits[i] > best[static_cast<size_t>(count)] && random.below(4) != 0) {
+            const_cast<int32_t*>(row.output_counts)[i] = static_cast<int32_t>(random.below(4));
+            const_cast<uint64_t*>(row.prompt_seen)[i / 64] |= static_cast<uint64_t>(random.below(2))
+                                                              << (i % 64);
+        }
+    }
+}
+
 inline void add_mixed_cases(std::vector<CudaOpCase>& cases, int64_t vocab, int64_t rows,
                             std::initializer_list<float> spreads) {
     for (const float spread : spreads) {
@@ -330,6 +352,10 @@ inline std::vector<CudaOpCase> sample_cuda_cases() {
         cases.push_back(sample_cuda_case({"top_k up to 256", vocab, 30, 12, some}, false));
         cases.push_back(sample_cuda_case({"the best are neighbours", vocab, 30, 12, crowded}, false));
         cases.push_back(sample_cuda_case({"penalties top_k=50 top_p=0.9", vocab, 30, 1, whole}, false));
+    }
+    for (const int64_t rows : {1, 8, 30, 140}) {
+        cases.push_back(
+            sample_cuda_case({"the best were seen", 120832, rows, 12, edit_to_seen_bests}, false));
     }
     add_rows_of_all_kinds(cases);
     cases.push_back(sample_cuda_case({"everything", 120832, 48, 5, edit_everything}, true));
