@@ -224,12 +224,13 @@ __device__ __forceinline__ void edit_penalties(const FewPlace& place, const FewP
         lane_x[r * kWarp] = make_float4(mine.x[r][0], mine.x[r][1], mine.x[r][2], mine.x[r][3]);
     }
     __syncwarp();
+    const Penalties penalties(place.slot());
     uint32_t token = found.token;
     int32_t times = found.times;
 #pragma unroll 1
     for (int n = place.lane; n < found.count;) {
         float& value = x[token & FewPenalties::kPlace];
-        value = penalised(value, (token >> FewPenalties::kPromptBit & 1) != 0, times, place.slot());
+        value = penalties(value, (token >> FewPenalties::kPromptBit & 1) != 0, times);
         n += kWarp;
         if (n < found.count) {
             token = FewPenalties::list(place, Rounds)[n];

@@ -32,16 +32,45 @@ __device__ __forceinline__ float biased(float x, float bias) {
     return kSampleLogitMax < sum ? kSampleLogitMax : sum;
 }
 
-__device__ __forceinline__ float penalised(float x, bool in_prompt, int32_t count, const SampleSlot& slot) {
-    if (slot.repetition_penalty != 1 && (in_prompt || count > 0)) {
-        x = x > 0 ? __fdiv_rn(x, slot.repetition_penalty) : __fmul_rn(x, slot.repetition_penalty);
+// A slot's penalties.
+class Penalties {
+  public:
+    Penalties() = default;
+    __device__ explicit Penalties(const SampleSlot& slot) {
+        repetition_ = slot.repetition_penalty;
+        inverse_ = __frcp_rn(repetition_);
+        frequency_ = slot.frequency_penalty;
+        presence_ = slot.presence_penalty;
+        usual_ = kLeast < repetition_ && repetition_ < kMost;
     }
-    if (count > 0) {
-        x = __fsub_rn(x, __fmul_rn(slot.frequency_penalty, static_cast<float>(count)));
-        x = __fsub_rn(x, slot.presence_penalty);
+
+    // count: how often it was made. Of a token that was neither in the prompt nor made: what it was.
+    __device__ __forceinline__ float operator()(float x, bool in_prompt, int32_t count) const {
+        const bool seen = in_prompt || count > 0;
+        const float by = __fmul_rn(x, repetition_);
+        x = seen ? (x > 0 ? quotient(x) : by) : x;
+        const float less =
+            __fsub_rn(__fsub_rn(x, __fmul_rn(frequency_, static_cast<float>(count))), presence_);
+        x = count > 0 ? less : x;
+        return kSampleLogitMax < x ? kSampleLogitMax : x;
     }
-    return kSampleLogitMax < x ? kSampleLogitMax : x;
-}
+
+  private:
+    static constexpr float kLeast = 0x1p-20f;
+    static constexpr float kMost = 0x1p20f;
+
+    // x / repetition_, correctly rounded: where nothing overflows or is denormal, by one step of correction
+    // from the product with the rounded inverse (Markstein, 1990). REQUIRES: x > 0, or the answer is not
+    // used.
+    __device__ __forceinline__ float quotient(float x) const {
+        const float q = __fmul_rn(x, inverse_);
+        const float near = __fmaf_rn(__fmaf_rn(-q, repetition_, x), inverse_, q);
+        return usual_ && 0x1p-60f < x && x < 0x1p60f ? near : __fdiv_rn(x, repetition_);
+    }
+
+    float repetition_ = 1, inverse_ = 1, frequency_ = 0, presence_ = 0;
+    bool usual_ = true;
+};
 
 // The weights of sample_weight.h on the device.
 class RowWeights {

@@ -162,6 +162,7 @@ __device__ inline void prefetch_counts(const SampleTile& tile, const SampleSeen&
 
 // The penalties of the few tokens that have any; what is not finite stays so. seen: of load_seen().
 __device__ inline void apply_penalties(const SampleTile& tile, const SampleSeen& seen) {
+    const Penalties penalties(tile.slot);
     float* x = tile.x + kWarp * tile.lane;
 #pragma unroll 1
     for (uint32_t left = seen.prompt | seen.output; left != 0; left &= left - 1) {
@@ -170,7 +171,7 @@ __device__ inline void apply_penalties(const SampleTile& tile, const SampleSeen&
                                                            : static_cast<int32_t>(seen.output >> bit & 1);
         const float old = x[bit];
         if (old <= kSampleLogitMax) {
-            x[bit] = penalised(old, (seen.prompt >> bit & 1) != 0, count, tile.slot);
+            x[bit] = penalties(old, (seen.prompt >> bit & 1) != 0, count);
         }
     }
     __syncwarp();
