@@ -189,7 +189,7 @@ struct ExpertsTarget {
         }
         uint32_t block;
         asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(block));
-        return static_cast<int>(block * 2 + threadIdx.x / 128) % 16 == piece;
+        return (block * 2 + threadIdx.x / 128) % 16 == static_cast<uint32_t>(piece);
     }
 };
 
@@ -568,18 +568,22 @@ __device__ __forceinline__ void experts_consume_tile(const ExpertsArgs& args, co
     }
 }
 
-// The instruction's width N is part of its text.
-template <bool Fp8, typename Shape, int N>
+// The instruction's width is part of its text: one of First to Last. By halves: the code of each is long, and
+// a jump over it waits for instructions, some 150 clocks.
+template <bool Fp8, typename Shape, int First, int Last>
 __device__ __forceinline__ void experts_consume_width(const ExpertsArgs& args, const ExpertsTile& tile,
                                                       const ExpertsScales& scales, int steps,
                                                       ExpertsConsumer<Shape>& me) {
-    if constexpr (N < Shape::kTileMax) {
-        if (tile.columns > N) {
-            experts_consume_width<Fp8, Shape, N + 16>(args, tile, scales, steps, me);
-            return;
+    if constexpr (First == Last) {
+        experts_consume_tile<Fp8, Shape, First>(args, tile, scales, steps, me);
+    } else {
+        constexpr int kMiddle = First + (Last - First) / 32 * 16;
+        if (tile.columns > kMiddle) {
+            experts_consume_width<Fp8, Shape, kMiddle + 16, Last>(args, tile, scales, steps, me);
+        } else {
+            experts_consume_width<Fp8, Shape, First, kMiddle>(args, tile, scales, steps, me);
         }
     }
-    experts_consume_tile<Fp8, Shape, N>(args, tile, scales, steps, me);
 }
 
 // How wide this block's first tiles may be. Some take neighbours of the usual width, so that their
@@ -634,7 +638,7 @@ __device__ __forceinline__ void experts_consume(const ExpertsArgs& args, const E
                 continue;
             }
         }
-        experts_consume_width<Fp8, Shape, Shape::kTileMin>(args, tile, scales, steps, me);
+        experts_consume_width<Fp8, Shape, Shape::kTileMin, Shape::kTileMax>(args, tile, scales, steps, me);
     }
 }
 
