@@ -25,7 +25,12 @@ __device__ __forceinline__ void cluster_sync() {
 __device__ __forceinline__ void cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
-// Its halves: every thread of every block arrives; those wait that need it. No thread ends between them.
+// Its first half; cluster_wait() is the second.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+// The halves of cluster_sync(): every thread of every block arrives; those wait that need it. No thread ends
+// between them.
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -51,6 +56,27 @@ __device__ __forceinline__ void store_to_block(uint32_t address, const float (&v
             "r"(address),
         "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
         : "memory");
+}
+// 4 or 16 bytes to their place in both blocks of a cluster of two; the twins of `barrier` get the bytes.
+template <typename Value>
+__device__ __forceinline__ void store_to_both(uint32_t address, uint32_t barrier, const Value& v) {
+#pragma unroll
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+        const uint32_t to = address_in_block(address, rank);
+        const uint32_t told = address_in_block(barrier, rank);
+        if constexpr (sizeof(Value) == 4) {
+            asm volatile(
+                "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to),
+                "r"(v), "r"(told)
+                : "memory");
+        } else {
+            asm volatile(
+                "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, "
+                "[%5];" ::"r"(to),
+                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(told)
+                : "memory");
+        }
+    }
 }
 __device__ __forceinline__ int32_t load_from_block(uint32_t address, uint32_t rank) {
     int32_t value;

@@ -319,6 +319,11 @@ __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_
                  "r"(matrices[0]), "r"(matrices[1])
                  : "memory");
 }
+// Of one: lanes 0 to 7.
+__device__ __forceinline__ void store_transposed(uint32_t address, uint32_t matrix) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(matrix)
+                 : "memory");
+}
 __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&matrices)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                  "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])

@@ -1,3 +1,4 @@
+#include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/common/cuda/cache_policy.cuh"
 #include "ops/common/cuda/convert.cuh"
@@ -17,8 +18,8 @@ __device__ __forceinline__ uint4 load_row_piece(const __nv_bfloat16* from) {
     return raw;
 }
 
-// 128 bytes of a row, which the warp has read: the level-2 cache need not write them to memory. `read`: what
-// was made of them.
+// 128 bytes of a row, which eight lanes have read: the level-2 cache need not write them to memory. `read`:
+// what was made of them.
 __device__ __forceinline__ void drop_line(const __nv_bfloat16* line, float read) {
     asm volatile("discard.global.L2 [%0], 128;" ::"l"(line), "f"(read) : "memory");
 }
@@ -74,6 +75,9 @@ __device__ __forceinline__ void combine_columns(const CombineArgs& args, int tok
             sum[c] = round_bf16(sum[c]) + part[c];
         }
     }
+    if (Own && args.drop_rows) {
+        __syncwarp(0xFFu << threadIdx.x % 32 / 8 * 8);  // all eight lanes of a line have it
+    }
     if (Own && args.drop_rows && threadIdx.x % 8 == 0) {
         for (int i = 0; i < k; ++i) {
             drop_line(args.out + static_cast<int64_t>(token * k + i) * args.hidden + column, sum[0]);
@@ -108,6 +112,8 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(CombineArgs ar
 }  // namespace
 
 void launch_combine(cudaStream_t stream, const CombineArgs& args, int64_t tokens) {
+    check(!args.drop_rows || (args.own_below > 0 && args.hidden % 64 == 0),
+          "moe: rows that are not the pairs' own, or no whole lines, cannot be dropped");
     const int64_t blocks = (args.hidden / 8 + kCombineThreads - 1) / kCombineThreads;
     const auto kernel = args.own_below > 0
                             ? (args.k == 8 ? combine_kernel<8, true> : combine_kernel<1, true>)

@@ -11,7 +11,8 @@ namespace tessera::cuda {
 struct CombineArgs {
     const __nv_bfloat16* out = nullptr;  // [rows, hidden]
     const int32_t* slots = nullptr;      // [tokens, k]: the pairs' rows, below 0 without one
-    // > 0: a pair's row is its own number, and `slots` are ids of experts, which count in [0, own_below).
+    // > 0: a pair's row is its own number, and `slots` are ids of experts, which count in [0, own_below). The
+    // rows of other ids are read, too, since no load waits for the ids, and are not added.
     int32_t own_below = 0;
     const float* weights = nullptr;  // [tokens, k]
     int32_t hidden = 0;

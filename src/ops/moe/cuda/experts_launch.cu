@@ -13,7 +13,8 @@ namespace {
 // added.
 constexpr int64_t kKeepBytes = 20 << 20;
 
-// From so many bytes on it pays that they are not written to memory afterwards.
+// From so many bytes on it pays that they are not written to memory afterwards (H200, width 192: 256 tokens
+// 116.3 us, 118.1 without; 128 tokens 0.5 more).
 constexpr int64_t kDropBytes = 12 << 20;
 
 // Whether the routed and the shared experts read the same fp8 activations.

@@ -11,8 +11,9 @@ namespace tessera {
 namespace cuda {
 namespace {
 
-// Where narrow_fp8.cuh is faster than tiles: up to so many rows an expert, the shared one's among them; than
-// few_experts.cuh: from so many pairs on.
+// Where narrow_fp8.cuh is faster than tiles: up to so many rows an expert on the average, the shared one's
+// among them; than few_experts.cuh: from so many pairs on. 132 multiprocessors (H200): 5 tokens 27.8 us
+// beside 29.7, 1,024 tokens without a shared expert 156 beside 160, with one 168 beside 167.
 constexpr int64_t kNarrowFp8Mean = 44;
 constexpr int64_t kNarrowFp8Pairs = 40;
 

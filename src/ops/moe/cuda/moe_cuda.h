@@ -6,7 +6,8 @@
 // on the device. Each may start while the one before it ends (ops/common/cuda/dependent_launch.cuh). Up to
 // 1,024 pairs, of 256 experts or fewer and of 64 rows or fewer each, every block of the second makes the plan
 // for itself. Up to 8 tokens take one launch and no list; fp8 experts of width 192, from 40 pairs on and with
-// up to 48 rows each, two launches without a plan (narrow_fp8.cuh).
+// up to 44 rows an expert on the average, the shared one's among them, two launches without a plan
+// (narrow_fp8.cuh).
 //
 // Routed experts may be grouped: int4 (kInt4), or e4m3 with a scale for each block of 128 x 128
 // (fp8_blocks), with e4m3 activations whose scales are made here: one a token, one a row of act. Groups of

@@ -201,6 +201,9 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
         add({"", {150, 48, 8, true}, 128, 384, 0}, fp8, false);
         add({"", {40, 16, 8}, 256, 640, 640}, fp8, false);  // some rows of few experts
         add({"", {90, 16, 8, true}, 272, 528, 0}, fp8, false);
+        add({"", {33, 40, 8}, 512, 192, 192, fp8, false}, fp8, false);  // narrow experts by clusters
+        add({"", {90, 40, 8, true}, 256, 192, 0}, fp8, false);
+        add({"", {150, 40, 8}, 256, 192, 192}, fp8, false);
         add({"dense", {33, 0, 0}, 512, 0, 336}, fp8, false);
     }
     // The experts of a rank: all; an eighth of each one's width; an eighth of the experts, when all eight
@@ -215,17 +218,15 @@ inline std::vector<CudaOpCase> moe_cuda_cases() {
                 add(spec, fp8, true);
             }
         }
-        for (MoeCudaSpec spec : {cuts[0], cuts[1]}) {
-            spec.shared_width = 0;
-            for (const int64_t tokens : {1, 8, 16, 64, 128, 512, 1024, 4096}) {
-                spec.routing.tokens = tokens;
-                if (fp8) {
-                    add(spec, true, true);
-                }
-            }
-        }
         for (const int64_t tokens : {1, 64, 2048}) {
             add({"dense", {tokens, 0, 0}, 4096, 0, 13312}, fp8, true);
+        }
+    }
+    for (MoeCudaSpec spec : {cuts[0], cuts[1]}) {
+        spec.shared_width = 0;
+        for (const int64_t tokens : {1, 8, 16, 64, 128, 512, 1024, 4096}) {
+            spec.routing.tokens = tokens;
+            add(spec, true, true);
         }
     }
     for (const MoeCudaSpec& cut : {cuts[1], cuts[2]}) {

@@ -81,7 +81,8 @@ int64_t shared_item_rows(const MoeCudaTensors& tensors, int64_t tokens, int64_t 
 }
 
 // Up to so many rounds of the blocks' gate and up tiles 192 rows of weights are better than 256: the last
-// round weighs more.
+// round weighs more (H200: 24 experts of 1536, 2.9 rounds, 43 rows each, 121.8 us, 125.4 by 256; 192 experts
+// 900, 889).
 constexpr int64_t kFewRounds = 4;
 
 // Routed experts with many rows, or some rows and few experts; e4m3.

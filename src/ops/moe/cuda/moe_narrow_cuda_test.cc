@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kTokens = 1000;
+constexpr int64_t kTokens = 930;  // with the shared expert just under what is taken
 constexpr int64_t kExperts = 192;
 constexpr int64_t kHidden = 4096;
 constexpr int64_t kWidth = 192;
@@ -109,7 +109,7 @@ TEST(MoeNarrowCuda, many_tokens_have_the_bits_of_few) {
             EXPECT_TRUE(
                 std::all_of(all.begin(), all.end(), [](uint16_t v) { return (v & 0x7F80) != 0x7F80; }));
             // By clusters whose rows are kept, and by tiles.
-            for (const int64_t part : {100, 4}) {
+            for (const int64_t part : {100, 3}) {
                 for (int64_t first = 0; first + part <= tokens; first += 100) {
                     const std::vector<uint16_t> some = layer.run(first, part, 3);
                     EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin() + first * kHidden))

@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(kFewDownThreads, 1)
     }
     const int steps = few_down_plan(args, memory);
     // The barriers are fenced.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    cluster_arrive_relaxed();
     const FewDownConsumer consumer{
         .args = args,
         .memory = memory,

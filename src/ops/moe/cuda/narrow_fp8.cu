@@ -1,20 +1,17 @@
-#include <algorithm>
-
 #include "device/cuda/cuda_check.h"
 #include "ops/moe/cuda/narrow_fp8.cuh"
 
 namespace tessera::cuda {
+namespace {
+
+// So that a row's place in out has 32 bits.
+constexpr int64_t kNarrowFp8HiddenMax = 8192;
+
+}  // namespace
 
 bool narrow_fp8_serves(const NarrowSizes& sizes, int64_t shared_tokens, int multiprocessors) {
-    constexpr int64_t kRows = NarrowFp8Shape::kRowsMax;
-    const int64_t clusters = multiprocessors / 2;
-    const int64_t pairs = sizes.tokens * sizes.k;
-    // As narrow_w4_serves().
-    const int64_t items =
-        pairs / kRows + std::min(sizes.experts, pairs) + (shared_tokens + kRows - 1) / kRows;
-    return sizes.width == kNarrowWidth && sizes.hidden % 256 == 0 && pairs <= kNarrowPairsMax &&
-           sizes.experts <= kNarrowExpertsMax && items <= clusters * kNarrowItemsMax &&
-           sizes.tokens / kRows < clusters;
+    return sizes.hidden % 256 == 0 && sizes.hidden <= kNarrowFp8HiddenMax &&
+           narrow_plan_fits(sizes, NarrowFp8Shape::kRowsMax, shared_tokens, multiprocessors);
 }
 
 void launch_narrow_fp8(cudaStream_t stream, const NarrowFp8Args& args, int multiprocessors) {

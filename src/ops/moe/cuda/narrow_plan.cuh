@@ -2,6 +2,7 @@
 // itself.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/common/cuda/async_copy.cuh"
@@ -32,6 +33,19 @@ struct NarrowPlan {
     // [kNarrowItemsMax, RowsMax]: the items' rows; of the expert of all tokens `pairs` + the token
     uint16_t* pairs = nullptr;
 };
+
+// On the host: whether the plan has room for a call whose items have up to rows_max rows; shared_tokens as in
+// NarrowChoices. An expert has no more rows than there are tokens, since a token's ids differ, and so no two
+// items in one cluster.
+inline bool narrow_plan_fits(const NarrowSizes& sizes, int64_t rows_max, int64_t shared_tokens,
+                             int64_t multiprocessors) {
+    const int64_t clusters = multiprocessors / 2;
+    const int64_t pairs = sizes.tokens * sizes.k;
+    const int64_t items =
+        pairs / rows_max + std::min(sizes.experts, pairs) + (shared_tokens + rows_max - 1) / rows_max;
+    return sizes.width == kNarrowWidth && pairs <= kNarrowPairsMax && sizes.experts <= kNarrowExpertsMax &&
+           items <= clusters * kNarrowItemsMax && sizes.tokens / rows_max < clusters;
+}
 
 // By all threads: the cluster's items. All items, first those of all tokens, then in the order of the
 // experts, are dealt to the clusters in turn; an expert has no more items than there are clusters. Returns

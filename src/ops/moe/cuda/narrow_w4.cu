@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "base/check.h"
 #include "device/cuda/cuda_check.h"
 #include "ops/moe/cuda/narrow_w4.cuh"
@@ -22,13 +20,7 @@ void launch_shape(cudaStream_t stream, const NarrowW4Args& args, int multiproces
 }  // namespace
 
 bool narrow_w4_serves(const NarrowSizes& sizes, int rows_max, int multiprocessors) {
-    const int64_t clusters = multiprocessors / 2;
-    const int64_t pairs = sizes.tokens * sizes.k;
-    // An expert has no more rows than there are tokens, since a token's ids differ, and so no two items in
-    // one cluster.
-    const int64_t items = pairs / rows_max + std::min(sizes.experts, pairs);
-    return sizes.width == kNarrowWidth && pairs <= kNarrowPairsMax && sizes.experts <= kNarrowExpertsMax &&
-           items <= clusters * kNarrowItemsMax && sizes.tokens / rows_max < clusters;
+    return narrow_plan_fits(sizes, rows_max, 0, multiprocessors);
 }
 
 void launch_narrow_inputs(cudaStream_t stream, const NarrowInputsArgs& args, int64_t tokens) {

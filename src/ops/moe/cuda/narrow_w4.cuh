@@ -194,28 +194,6 @@ __device__ __forceinline__ void narrow_bring_rows(const NarrowW4Args& args,
     fenced.tell_all();
 }
 
-// To both blocks of the cluster; the twins of `barrier` get the bytes.
-template <typename Value>
-__device__ __forceinline__ void narrow_store_both(uint32_t address, uint32_t barrier, const Value& v) {
-#pragma unroll
-    for (uint32_t rank = 0; rank < 2; ++rank) {
-        const uint32_t to = address_in_block(address, rank);
-        const uint32_t told = address_in_block(barrier, rank);
-        if constexpr (sizeof(Value) == 4) {
-            asm volatile(
-                "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to),
-                "r"(v), "r"(told)
-                : "memory");
-        } else {
-            asm volatile(
-                "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, "
-                "[%5];" ::"r"(to),
-                "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(told)
-                : "memory");
-        }
-    }
-}
-
 template <typename Shape>
 struct NarrowConsumer {
     NarrowMemory<Shape> memory;
@@ -320,7 +298,7 @@ __device__ __forceinline__ void narrow_make_act(const float (&sums)[N / 2], Narr
         const uint32_t to =
             largest + 2 * (((me.rank() * kNarrowConsumers + me.index()) * 4 + warp) * Shape::kRowsMax +
                            lane / 4 * 8 + lane % 4 * 2);
-        narrow_store_both(to, me.memory.told(), most);
+        store_to_both(to, me.memory.told(), most);
     }
     if (threadIdx.x == 0) {
         barrier_arrive_expect(me.memory.told(), kNarrowWarps * N * 2);
@@ -358,7 +336,7 @@ __device__ __forceinline__ void narrow_make_act(const float (&sums)[N / 2], Narr
         const int place = static_cast<int>(me.rank() * kNarrowConsumers + me.index()) * 2 + part;
         const uint32_t to =
             me.memory.address + Shape::kAct + place / 8 * Shape::kGroupRowBytes + swizzle_128(row, place % 8);
-        narrow_store_both(to, me.memory.act_full(), make_uint4(low.x, low.y, high.x, high.y));
+        store_to_both(to, me.memory.act_full(), make_uint4(low.x, low.y, high.x, high.y));
     }
     group_barrier(1 + me.index(), 128);  // the scales are there
     barrier_wait(me.memory.act_full(), me.parity);
@@ -529,7 +507,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) __cluster_dims__(2)
         wait_for_previous_kernel();
     }
     // The barriers are fenced.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    cluster_arrive_relaxed();
     narrow_plan<Shape::kRowsMax>(args.choices, memory.plan());
     cluster_wait();  // the other block runs, and its barriers are there
     // Before the weights are asked for: the code for it would come from memory behind them (2 to 6 us).
